@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -35,6 +36,10 @@ const stopBound = 4500 * time.Millisecond
 // and 2 KB for each volume; most of lvmd's memory is what scans and lists left behind
 // and the collector has not reached yet, and the processor has little else to do for lvmd.
 const gcPercent = 50
+
+// namedKept is how many calls that name addresses are kept until they are taken in: while a look-up is
+// under way none is.
+const namedKept = 16
 
 type flags struct {
 	config, socket, stateDir, lockDir    string
@@ -177,6 +182,15 @@ var errNotStarted = errors.New("the service cannot be started")
 // are answered.
 func serveConfiguration(ctx context.Context, f flags, o lvmd.Options, file *configFile, refused string, starter manager) error {
 	log := o.Log
+	named := make(chan uplink.Named, namedKept)
+	if f.controller != "" {
+		o.Named = func(from net.Addr, addresses []netip.Addr) {
+			select {
+			case named <- uplink.Named{From: from, Addresses: addresses}:
+			default: // for as long as DNS does not answer the look-up under way; the next one finds them
+			}
+		}
+	}
 	service, err := lvmd.New(ctx, o)
 	if err != nil {
 		return fmt.Errorf("%w: %w", errNotStarted, err)
@@ -197,12 +211,13 @@ func serveConfiguration(ctx context.Context, f flags, o lvmd.Options, file *conf
 	log.Info("serving", "version", version, "socket", f.socket, "classes", len(o.Config.Classes), "controller", f.controller)
 	// A call that comes before serve waits in the listener.
 	notify(log, starter, "READY=1", "STATUS=Serving on "+f.socket)
-	return serve(ctx, f, log, service, server, listener, o.Metrics, file)
+	return serve(ctx, f, o, named, service, server, listener, file)
 }
 
 // serve runs everything that serves until ctx is done or something fails, and
 // stops it in order.
-func serve(ctx context.Context, f flags, log *slog.Logger, service *lvmd.Service, server *grpc.Server, l net.Listener, metrics *lvmd.Metrics, file *configFile) error {
+func serve(ctx context.Context, f flags, o lvmd.Options, named <-chan uplink.Named, service *lvmd.Service, server *grpc.Server, l net.Listener, file *configFile) error {
+	log := o.Log
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
 		if err := server.Serve(l); !errors.Is(err, grpc.ErrServerStopped) { // stopped before it had begun
@@ -210,18 +225,18 @@ func serve(ctx context.Context, f flags, log *slog.Logger, service *lvmd.Service
 		}
 		return nil
 	})
-	group.Go(func() error { return file.watch(ctx, service, metrics, log) })
+	group.Go(func() error { return file.watch(ctx, service, o.Metrics, log) })
 	group.Go(func() error {
 		return ops.Serve(ctx, ops.Options{
 			Address: f.opsListen, MetricsTokenFile: f.metricsTokenFile,
-			Registry: metrics.Registry, Ready: service.Ready, Log: log,
+			Registry: o.Metrics.Registry, Ready: service.Ready, Log: log,
 		})
 	})
 	if f.controller != "" {
 		group.Go(func() error {
 			return uplink.RunClient(ctx, uplink.ClientOptions{
 				Addresses: f.controller, CAFile: f.controllerCA, TokenFile: f.tokenFile,
-				NodeName: f.nodeName, Version: version, Serve: server.Serve, Log: log,
+				NodeName: f.nodeName, Version: version, Serve: server.Serve, Named: named, Log: log,
 			})
 		})
 	}

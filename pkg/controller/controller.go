@@ -103,6 +103,7 @@ type Controller struct {
 	all, own informers.SharedInformerFactory
 
 	lease     *lease
+	naming    *naming
 	listening atomic.Bool
 	readiness readiness
 
@@ -149,6 +150,7 @@ func New(o Options) (*Controller, error) {
 		informers.WithTweakListOptions(func(l *metav1.ListOptions) { l.LabelSelector = names.LabelManagedBy + "=" + names.ManagedBy }))
 	nodes := fleet.New(fleet.Options{OnChange: c.nodeChanged, OnForget: c.nodeForgotten, Log: o.Log,
 		OnCall: func(method string, err error, took time.Duration) { c.core.metrics.called(method, err, took) }})
+	c.naming = newNaming(o, nodes)
 	known, err := cluster.New(o.Client, nodes, c.all, c.own, o.Log)
 	if err != nil {
 		return nil, err
@@ -199,6 +201,7 @@ func (c *Controller) Run(ctx context.Context) error {
 		return err
 	}
 	group.Go(func() error { agents.Run(ctx); return nil })
+	group.Go(func() error { return c.naming.run(ctx) })
 	store := trust.NewStore(c.o.Client, c.o.Namespace, c.o.UplinkHost, c.o.Log)
 	trusted := make(chan struct{})
 	group.Go(func() error { store.Run(ctx, trusted); return nil })
@@ -252,10 +255,13 @@ func (c *Controller) serveUplink(ctx context.Context, lis net.Listener, store *t
 	server := uplink.NewServer(uplink.ServerConfig{
 		GetCertificate: store.GetCertificate,
 		Authenticate:   trust.NewAuthenticator(c.o.Client, c.o.Namespace, c.o.NodeServiceAccount).Authenticate,
-		OnSession:      c.core.Fleet.Add,
-		Known:          agents.Known,
-		OnReject:       func(reason string) { c.core.metrics.uplinkRejections.WithLabelValues(reason).Inc() },
-		Log:            c.o.Log,
+		OnSession: func(s *uplink.Session) {
+			c.core.Fleet.Add(s)
+			c.naming.connected(s.Node())
+		},
+		Known:    agents.Known,
+		OnReject: func(reason string) { c.core.metrics.uplinkRejections.WithLabelValues(reason).Inc() },
+		Log:      c.o.Log,
 	})
 	c.openUplink()
 	defer c.listening.Store(false)

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
+	"net"
+	"net/netip"
 	"sync"
 
 	"github.com/carve-csi/carve/pkg/lvm"
@@ -26,6 +28,8 @@ type core struct {
 	log       *slog.Logger
 	metrics   *Metrics
 	lifecycle
+	// named is Options.Named.
+	named func(from net.Addr, addresses []netip.Addr)
 	// crashPoint is set by tests only.
 	crashPoint func(point string)
 }

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
+	"net/netip"
 	"path/filepath"
 	"sync/atomic"
 	"time"
@@ -61,6 +63,9 @@ type Options struct {
 	// BlockEvents wakes the service when block devices appear or vanish; nil
 	// means that nothing does.
 	BlockEvents <-chan struct{}
+	// Named is called with the addresses that a replica of the controller names over the uplink whose
+	// peer is from; it must be quick. nil means that there is no uplink.
+	Named func(from net.Addr, addresses []netip.Addr)
 	// Devices makes and grows volume groups; required when the configuration
 	// has any to be made.
 	Devices lvm.Devices
@@ -171,7 +176,7 @@ func (o *Options) setDefaults() {
 // assemble makes a service of its parts.
 func assemble(o *Options, j *journal.Journal) *Service {
 	c := &core{
-		lvm: o.LVM, journal: j, log: o.Log, metrics: o.Metrics, crashPoint: o.crashPoint,
+		lvm: o.LVM, journal: j, log: o.Log, metrics: o.Metrics, crashPoint: o.crashPoint, named: o.Named,
 		inventory: inventory.NewInventory(spec.NewVolumeID(), inventory.Options{
 			Log: o.Log, CallerGrace: cmp.Or(o.callerGrace, callerGrace),
 			Entered: o.entered, Defect: o.defect,

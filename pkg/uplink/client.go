@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
-	"slices"
 	"sync"
 	"time"
 
@@ -19,7 +18,7 @@ import (
 // and Log are required.
 type ClientOptions struct {
 	// Addresses is the controller's host:port. The host is resolved again and
-	// again, and a link is kept to every address it has.
+	// again, and a link is kept to every address it has, and to those of Named.
 	Addresses string
 	// ServerName is the name that the controller's certificate must carry.
 	// Empty means the host of Addresses.
@@ -35,6 +34,8 @@ type ClientOptions struct {
 	// Serve serves gRPC on the listener until that is closed. The server must
 	// have been made with ServerOptions. Called once.
 	Serve func(net.Listener) error
+	// Named has what replicas of the controller name to the node; nil means that they name nothing.
+	Named <-chan Named
 	// Log is where links report; nil means slog.Default().
 	Log *slog.Logger
 }
@@ -64,10 +65,12 @@ type client struct {
 	log        *slog.Logger
 	lis        *connListener
 
+	// lost has an element when a link was lost, or a new one could not be made.
+	lost chan struct{}
+
 	// For tests; set before run.
 	lookup                func(ctx context.Context, host string) ([]string, error)
-	resolveFast           time.Duration // while a link is down or none is known
-	resolveSlow           time.Duration // while all links are up
+	pace                  pace
 	backoffMin            time.Duration
 	backoffMax            time.Duration
 	reauthenticateAtLeast time.Duration // between two replacements of one connection
@@ -115,9 +118,9 @@ func newClient(o ClientOptions) (*client, error) {
 		o: o, host: host, port: port,
 		log:                   o.Log.With("component", "uplink"),
 		lis:                   newConnListener(),
+		lost:                  make(chan struct{}, 1),
 		lookup:                net.DefaultResolver.LookupHost,
-		resolveFast:           2 * time.Second,
-		resolveSlow:           5 * time.Second,
+		pace:                  usualPace(),
 		backoffMin:            100 * time.Millisecond,
 		backoffMax:            5 * time.Second,
 		reauthenticateAtLeast: 30 * time.Second,
@@ -144,64 +147,6 @@ func (c *client) run(ctx context.Context) error {
 		return nil
 	}
 	return fmt.Errorf("serve on uplink: %w", err)
-}
-
-// resolveLoop starts and abandons links as the controller's addresses change.
-// A failed lookup changes nothing: what is connected stays so.
-func (c *client) resolveLoop(ctx context.Context, links *sync.WaitGroup) {
-	var logged string
-	for ctx.Err() == nil {
-		lctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-		hosts, err := c.lookup(lctx, c.host)
-		cancel()
-		switch {
-		case err != nil && ctx.Err() == nil:
-			if msg := err.Error(); msg != logged {
-				c.log.Warn("controller's address cannot be resolved, trying on", "host", c.host, "error", err)
-				logged = msg
-			}
-		case err == nil:
-			logged = ""
-			c.setAddresses(ctx, hosts, links)
-		}
-		wait := c.resolveFast
-		if c.allUp() {
-			wait = c.resolveSlow
-		}
-		sleep(ctx, jitter(wait))
-	}
-}
-
-func (c *client) setAddresses(ctx context.Context, hosts []string, running *sync.WaitGroup) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for addr, l := range c.links {
-		host, _, _ := net.SplitHostPort(addr)
-		if !slices.Contains(hosts, host) {
-			l.abandon()
-			delete(c.links, addr)
-		}
-	}
-	for _, host := range hosts {
-		addr := net.JoinHostPort(host, c.port)
-		if c.links[addr] != nil {
-			continue
-		}
-		l := newLink(c, addr)
-		c.links[addr] = l
-		running.Go(func() { l.run(ctx) })
-	}
-}
-
-func (c *client) allUp() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, l := range c.links {
-		if !l.up.Load() {
-			return false
-		}
-	}
-	return len(c.links) > 0
 }
 
 // sleep waits for d or for ctx, whichever is first.

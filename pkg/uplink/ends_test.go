@@ -185,7 +185,7 @@ func startNode(t *testing.T, ca *testCA, addr string, change func(*client)) *nod
 	}
 	n.client.onWelcome = func() { n.welcomes.Add(1) }
 	n.client.lookup = func(context.Context, string) ([]string, error) { return []string{host}, nil }
-	n.client.resolveFast, n.client.resolveSlow = 20*time.Millisecond, 20*time.Millisecond
+	n.client.pace = pace{fast: 20 * time.Millisecond, slow: 20 * time.Millisecond, degraded: 20 * time.Millisecond, rare: 20 * time.Millisecond, grace: time.Hour}
 	n.client.backoffMin, n.client.backoffMax = 5*time.Millisecond, 50*time.Millisecond
 	if change != nil {
 		change(n.client)

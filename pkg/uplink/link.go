@@ -31,7 +31,12 @@ type link struct {
 	addr string
 	log  *slog.Logger
 
-	up        atomic.Bool
+	up atomic.Bool
+	// names says that the replica behind the connection has named addresses over it.
+	names atomic.Bool
+	// keptUntil is until when a look-up without the address does not abandon it.
+	keptUntil time.Time
+
 	abandoned chan struct{} // closed when the address is no longer the controller's
 	once      sync.Once
 
@@ -62,10 +67,15 @@ func (l *link) run(ctx context.Context) {
 	var open sync.WaitGroup // connections, current and replaced
 	defer open.Wait()
 	backoff := l.c.backoffMin
+	reported := false // that there is no connection
 	for l.wanted(ctx) {
 		conn, welcome, err := l.dial(ctx)
 		if err != nil {
 			l.logFailure(ctx, err)
+			if !reported {
+				l.c.lookSoon()
+				reported = true
+			}
 			l.pause(ctx, jitter(backoff))
 			backoff = min(2*backoff, l.c.backoffMax)
 			continue
@@ -77,6 +87,7 @@ func (l *link) run(ctx context.Context) {
 		l.up.Store(true)
 		l.keep(ctx, conn, welcome, &open)
 		l.up.Store(false)
+		l.names.Store(false)
 		// A connection that broke at once counts as a failed attempt: a
 		// controller that accepts and crashes is not to be hammered.
 		if time.Since(started) > l.c.backoffMax {
@@ -84,6 +95,8 @@ func (l *link) run(ctx context.Context) {
 		}
 		if l.wanted(ctx) {
 			l.log.Info("uplink lost, dialling again")
+			l.c.lookSoon()
+			reported = true
 			l.pause(ctx, jitter(backoff))
 			backoff = min(2*backoff, l.c.backoffMax)
 		}

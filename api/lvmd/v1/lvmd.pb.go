@@ -2687,6 +2687,87 @@ func (x *Reservation) GetRequiredBytes() int64 {
 	return 0
 }
 
+type SetControllersRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 1 to 16 addresses of IPv4 or IPv6, without port and zone.
+	Addresses     []string `protobuf:"bytes,1,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetControllersRequest) Reset() {
+	*x = SetControllersRequest{}
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetControllersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetControllersRequest) ProtoMessage() {}
+
+func (x *SetControllersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetControllersRequest.ProtoReflect.Descriptor instead.
+func (*SetControllersRequest) Descriptor() ([]byte, []int) {
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *SetControllersRequest) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+type SetControllersResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetControllersResponse) Reset() {
+	*x = SetControllersResponse{}
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetControllersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetControllersResponse) ProtoMessage() {}
+
+func (x *SetControllersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetControllersResponse.ProtoReflect.Descriptor instead.
+func (*SetControllersResponse) Descriptor() ([]byte, []int) {
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{38}
+}
+
 type CreateSnapshotRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required, 1 to 128 characters of [A-Za-z0-9._-].
@@ -2700,7 +2781,7 @@ type CreateSnapshotRequest struct {
 
 func (x *CreateSnapshotRequest) Reset() {
 	*x = CreateSnapshotRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[37]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2712,7 +2793,7 @@ func (x *CreateSnapshotRequest) String() string {
 func (*CreateSnapshotRequest) ProtoMessage() {}
 
 func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[37]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2725,7 +2806,7 @@ func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{37}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CreateSnapshotRequest) GetName() string {
@@ -2758,7 +2839,7 @@ type CreateSnapshotResponse struct {
 
 func (x *CreateSnapshotResponse) Reset() {
 	*x = CreateSnapshotResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[38]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2770,7 +2851,7 @@ func (x *CreateSnapshotResponse) String() string {
 func (*CreateSnapshotResponse) ProtoMessage() {}
 
 func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[38]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2783,7 +2864,7 @@ func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{38}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *CreateSnapshotResponse) GetSnapshot() *Snapshot {
@@ -2804,7 +2885,7 @@ type DeleteSnapshotRequest struct {
 
 func (x *DeleteSnapshotRequest) Reset() {
 	*x = DeleteSnapshotRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[39]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2816,7 +2897,7 @@ func (x *DeleteSnapshotRequest) String() string {
 func (*DeleteSnapshotRequest) ProtoMessage() {}
 
 func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[39]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2829,7 +2910,7 @@ func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{39}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *DeleteSnapshotRequest) GetId() string {
@@ -2854,7 +2935,7 @@ type DeleteSnapshotResponse struct {
 
 func (x *DeleteSnapshotResponse) Reset() {
 	*x = DeleteSnapshotResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[40]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2866,7 +2947,7 @@ func (x *DeleteSnapshotResponse) String() string {
 func (*DeleteSnapshotResponse) ProtoMessage() {}
 
 func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[40]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2879,7 +2960,7 @@ func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{40}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{42}
 }
 
 type GetSnapshotRequest struct {
@@ -2893,7 +2974,7 @@ type GetSnapshotRequest struct {
 
 func (x *GetSnapshotRequest) Reset() {
 	*x = GetSnapshotRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[41]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2905,7 +2986,7 @@ func (x *GetSnapshotRequest) String() string {
 func (*GetSnapshotRequest) ProtoMessage() {}
 
 func (x *GetSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[41]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2918,7 +2999,7 @@ func (x *GetSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*GetSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{41}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *GetSnapshotRequest) GetId() string {
@@ -2944,7 +3025,7 @@ type GetSnapshotResponse struct {
 
 func (x *GetSnapshotResponse) Reset() {
 	*x = GetSnapshotResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[42]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2956,7 +3037,7 @@ func (x *GetSnapshotResponse) String() string {
 func (*GetSnapshotResponse) ProtoMessage() {}
 
 func (x *GetSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[42]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2969,7 +3050,7 @@ func (x *GetSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*GetSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{42}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *GetSnapshotResponse) GetSnapshot() *Snapshot {
@@ -2993,7 +3074,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[43]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3005,7 +3086,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[43]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3018,7 +3099,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{43}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListSnapshotsRequest) GetPageSize() int32 {
@@ -3053,7 +3134,7 @@ type ListSnapshotsResponse struct {
 
 func (x *ListSnapshotsResponse) Reset() {
 	*x = ListSnapshotsResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[44]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3065,7 +3146,7 @@ func (x *ListSnapshotsResponse) String() string {
 func (*ListSnapshotsResponse) ProtoMessage() {}
 
 func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[44]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3078,7 +3159,7 @@ func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsResponse.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{44}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListSnapshotsResponse) GetSnapshots() []*Snapshot {
@@ -3110,7 +3191,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[45]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3122,7 +3203,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[45]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3135,7 +3216,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{45}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *WatchRequest) GetEpoch() string {
@@ -3177,7 +3258,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[46]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3189,7 +3270,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[46]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3202,7 +3283,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{46}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *WatchResponse) GetEpoch() string {
@@ -3467,7 +3548,10 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\vReservation\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12!\n" +
 	"\fdevice_class\x18\x02 \x01(\tR\vdeviceClass\x12%\n" +
-	"\x0erequired_bytes\x18\x03 \x01(\x03R\rrequiredBytes\"\x81\x01\n" +
+	"\x0erequired_bytes\x18\x03 \x01(\x03R\rrequiredBytes\"5\n" +
+	"\x15SetControllersRequest\x12\x1c\n" +
+	"\taddresses\x18\x01 \x03(\tR\taddresses\"\x18\n" +
+	"\x16SetControllersResponse\"\x81\x01\n" +
 	"\x15CreateSnapshotRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12(\n" +
 	"\x10source_volume_id\x18\x02 \x01(\tR\x0esourceVolumeId\x12*\n" +
@@ -3514,7 +3598,7 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\vVolumeState\x12\x1c\n" +
 	"\x18VOLUME_STATE_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15VOLUME_STATE_CREATING\x10\x01\x12\x16\n" +
-	"\x12VOLUME_STATE_READY\x10\x022\x97\r\n" +
+	"\x12VOLUME_STATE_READY\x10\x022\xf6\r\n" +
 	"\x04LVMD\x12W\n" +
 	"\fCreateVolume\x12\".carve.lvmd.v1.CreateVolumeRequest\x1a#.carve.lvmd.v1.CreateVolumeResponse\x12W\n" +
 	"\fDeleteVolume\x12\".carve.lvmd.v1.DeleteVolumeRequest\x1a#.carve.lvmd.v1.DeleteVolumeResponse\x12N\n" +
@@ -3535,7 +3619,8 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\vAdoptVolume\x12!.carve.lvmd.v1.AdoptVolumeRequest\x1a\".carve.lvmd.v1.AdoptVolumeResponse\x12`\n" +
 	"\x0fConfirmAdoption\x12%.carve.lvmd.v1.ConfirmAdoptionRequest\x1a&.carve.lvmd.v1.ConfirmAdoptionResponse\x12]\n" +
 	"\x0eRevertAdoption\x12$.carve.lvmd.v1.RevertAdoptionRequest\x1a%.carve.lvmd.v1.RevertAdoptionResponse\x12`\n" +
-	"\x0fSetReservations\x12%.carve.lvmd.v1.SetReservationsRequest\x1a&.carve.lvmd.v1.SetReservationsResponse\x12D\n" +
+	"\x0fSetReservations\x12%.carve.lvmd.v1.SetReservationsRequest\x1a&.carve.lvmd.v1.SetReservationsResponse\x12]\n" +
+	"\x0eSetControllers\x12$.carve.lvmd.v1.SetControllersRequest\x1a%.carve.lvmd.v1.SetControllersResponse\x12D\n" +
 	"\x05Watch\x12\x1b.carve.lvmd.v1.WatchRequest\x1a\x1c.carve.lvmd.v1.WatchResponse0\x01B/Z-github.com/carve-csi/carve/api/lvmd/v1;lvmdv1b\x06proto3"
 
 var (
@@ -3551,7 +3636,7 @@ func file_api_lvmd_v1_lvmd_proto_rawDescGZIP() []byte {
 }
 
 var file_api_lvmd_v1_lvmd_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_api_lvmd_v1_lvmd_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
+var file_api_lvmd_v1_lvmd_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
 var file_api_lvmd_v1_lvmd_proto_goTypes = []any{
 	(VolumeMode)(0),                 // 0: carve.lvmd.v1.VolumeMode
 	(VolumeState)(0),                // 1: carve.lvmd.v1.VolumeState
@@ -3592,29 +3677,31 @@ var file_api_lvmd_v1_lvmd_proto_goTypes = []any{
 	(*SetReservationsRequest)(nil),  // 36: carve.lvmd.v1.SetReservationsRequest
 	(*SetReservationsResponse)(nil), // 37: carve.lvmd.v1.SetReservationsResponse
 	(*Reservation)(nil),             // 38: carve.lvmd.v1.Reservation
-	(*CreateSnapshotRequest)(nil),   // 39: carve.lvmd.v1.CreateSnapshotRequest
-	(*CreateSnapshotResponse)(nil),  // 40: carve.lvmd.v1.CreateSnapshotResponse
-	(*DeleteSnapshotRequest)(nil),   // 41: carve.lvmd.v1.DeleteSnapshotRequest
-	(*DeleteSnapshotResponse)(nil),  // 42: carve.lvmd.v1.DeleteSnapshotResponse
-	(*GetSnapshotRequest)(nil),      // 43: carve.lvmd.v1.GetSnapshotRequest
-	(*GetSnapshotResponse)(nil),     // 44: carve.lvmd.v1.GetSnapshotResponse
-	(*ListSnapshotsRequest)(nil),    // 45: carve.lvmd.v1.ListSnapshotsRequest
-	(*ListSnapshotsResponse)(nil),   // 46: carve.lvmd.v1.ListSnapshotsResponse
-	(*WatchRequest)(nil),            // 47: carve.lvmd.v1.WatchRequest
-	(*WatchResponse)(nil),           // 48: carve.lvmd.v1.WatchResponse
-	nil,                             // 49: carve.lvmd.v1.Volume.FsSettingsEntry
-	nil,                             // 50: carve.lvmd.v1.CreateVolumeRequest.FsSettingsEntry
-	(*timestamppb.Timestamp)(nil),   // 51: google.protobuf.Timestamp
+	(*SetControllersRequest)(nil),   // 39: carve.lvmd.v1.SetControllersRequest
+	(*SetControllersResponse)(nil),  // 40: carve.lvmd.v1.SetControllersResponse
+	(*CreateSnapshotRequest)(nil),   // 41: carve.lvmd.v1.CreateSnapshotRequest
+	(*CreateSnapshotResponse)(nil),  // 42: carve.lvmd.v1.CreateSnapshotResponse
+	(*DeleteSnapshotRequest)(nil),   // 43: carve.lvmd.v1.DeleteSnapshotRequest
+	(*DeleteSnapshotResponse)(nil),  // 44: carve.lvmd.v1.DeleteSnapshotResponse
+	(*GetSnapshotRequest)(nil),      // 45: carve.lvmd.v1.GetSnapshotRequest
+	(*GetSnapshotResponse)(nil),     // 46: carve.lvmd.v1.GetSnapshotResponse
+	(*ListSnapshotsRequest)(nil),    // 47: carve.lvmd.v1.ListSnapshotsRequest
+	(*ListSnapshotsResponse)(nil),   // 48: carve.lvmd.v1.ListSnapshotsResponse
+	(*WatchRequest)(nil),            // 49: carve.lvmd.v1.WatchRequest
+	(*WatchResponse)(nil),           // 50: carve.lvmd.v1.WatchResponse
+	nil,                             // 51: carve.lvmd.v1.Volume.FsSettingsEntry
+	nil,                             // 52: carve.lvmd.v1.CreateVolumeRequest.FsSettingsEntry
+	(*timestamppb.Timestamp)(nil),   // 53: google.protobuf.Timestamp
 }
 var file_api_lvmd_v1_lvmd_proto_depIdxs = []int32{
 	0,  // 0: carve.lvmd.v1.Volume.mode:type_name -> carve.lvmd.v1.VolumeMode
 	1,  // 1: carve.lvmd.v1.Volume.state:type_name -> carve.lvmd.v1.VolumeState
 	2,  // 2: carve.lvmd.v1.Volume.owner:type_name -> carve.lvmd.v1.Owner
-	51, // 3: carve.lvmd.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	53, // 3: carve.lvmd.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
 	3,  // 4: carve.lvmd.v1.Volume.conditions:type_name -> carve.lvmd.v1.Condition
 	18, // 5: carve.lvmd.v1.Volume.source:type_name -> carve.lvmd.v1.VolumeSource
-	51, // 6: carve.lvmd.v1.Volume.emptied_at:type_name -> google.protobuf.Timestamp
-	49, // 7: carve.lvmd.v1.Volume.fs_settings:type_name -> carve.lvmd.v1.Volume.FsSettingsEntry
+	53, // 6: carve.lvmd.v1.Volume.emptied_at:type_name -> google.protobuf.Timestamp
+	51, // 7: carve.lvmd.v1.Volume.fs_settings:type_name -> carve.lvmd.v1.Volume.FsSettingsEntry
 	3,  // 8: carve.lvmd.v1.Volume.found:type_name -> carve.lvmd.v1.Condition
 	5,  // 9: carve.lvmd.v1.Volume.io_limits:type_name -> carve.lvmd.v1.IOLimits
 	0,  // 10: carve.lvmd.v1.AdoptVolumeRequest.mode:type_name -> carve.lvmd.v1.VolumeMode
@@ -3624,14 +3711,14 @@ var file_api_lvmd_v1_lvmd_proto_depIdxs = []int32{
 	3,  // 14: carve.lvmd.v1.NoteHealthRequest.found:type_name -> carve.lvmd.v1.Condition
 	0,  // 15: carve.lvmd.v1.Snapshot.mode:type_name -> carve.lvmd.v1.VolumeMode
 	2,  // 16: carve.lvmd.v1.Snapshot.owner:type_name -> carve.lvmd.v1.Owner
-	51, // 17: carve.lvmd.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
+	53, // 17: carve.lvmd.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
 	3,  // 18: carve.lvmd.v1.Snapshot.conditions:type_name -> carve.lvmd.v1.Condition
 	3,  // 19: carve.lvmd.v1.DeviceClass.conditions:type_name -> carve.lvmd.v1.Condition
 	21, // 20: carve.lvmd.v1.DeviceClass.groups:type_name -> carve.lvmd.v1.ClassGroup
 	0,  // 21: carve.lvmd.v1.CreateVolumeRequest.mode:type_name -> carve.lvmd.v1.VolumeMode
 	2,  // 22: carve.lvmd.v1.CreateVolumeRequest.owner:type_name -> carve.lvmd.v1.Owner
 	18, // 23: carve.lvmd.v1.CreateVolumeRequest.source:type_name -> carve.lvmd.v1.VolumeSource
-	50, // 24: carve.lvmd.v1.CreateVolumeRequest.fs_settings:type_name -> carve.lvmd.v1.CreateVolumeRequest.FsSettingsEntry
+	52, // 24: carve.lvmd.v1.CreateVolumeRequest.fs_settings:type_name -> carve.lvmd.v1.CreateVolumeRequest.FsSettingsEntry
 	5,  // 25: carve.lvmd.v1.CreateVolumeRequest.io_limits:type_name -> carve.lvmd.v1.IOLimits
 	4,  // 26: carve.lvmd.v1.CreateVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
 	4,  // 27: carve.lvmd.v1.GetVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
@@ -3654,10 +3741,10 @@ var file_api_lvmd_v1_lvmd_proto_depIdxs = []int32{
 	30, // 44: carve.lvmd.v1.LVMD.ListClasses:input_type -> carve.lvmd.v1.ListClassesRequest
 	32, // 45: carve.lvmd.v1.LVMD.ExpandVolume:input_type -> carve.lvmd.v1.ExpandVolumeRequest
 	34, // 46: carve.lvmd.v1.LVMD.ModifyVolume:input_type -> carve.lvmd.v1.ModifyVolumeRequest
-	39, // 47: carve.lvmd.v1.LVMD.CreateSnapshot:input_type -> carve.lvmd.v1.CreateSnapshotRequest
-	41, // 48: carve.lvmd.v1.LVMD.DeleteSnapshot:input_type -> carve.lvmd.v1.DeleteSnapshotRequest
-	43, // 49: carve.lvmd.v1.LVMD.GetSnapshot:input_type -> carve.lvmd.v1.GetSnapshotRequest
-	45, // 50: carve.lvmd.v1.LVMD.ListSnapshots:input_type -> carve.lvmd.v1.ListSnapshotsRequest
+	41, // 47: carve.lvmd.v1.LVMD.CreateSnapshot:input_type -> carve.lvmd.v1.CreateSnapshotRequest
+	43, // 48: carve.lvmd.v1.LVMD.DeleteSnapshot:input_type -> carve.lvmd.v1.DeleteSnapshotRequest
+	45, // 49: carve.lvmd.v1.LVMD.GetSnapshot:input_type -> carve.lvmd.v1.GetSnapshotRequest
+	47, // 50: carve.lvmd.v1.LVMD.ListSnapshots:input_type -> carve.lvmd.v1.ListSnapshotsRequest
 	16, // 51: carve.lvmd.v1.LVMD.NoteHealth:input_type -> carve.lvmd.v1.NoteHealthRequest
 	12, // 52: carve.lvmd.v1.LVMD.NoteEncrypted:input_type -> carve.lvmd.v1.NoteEncryptedRequest
 	14, // 53: carve.lvmd.v1.LVMD.KeepVolume:input_type -> carve.lvmd.v1.KeepVolumeRequest
@@ -3665,28 +3752,30 @@ var file_api_lvmd_v1_lvmd_proto_depIdxs = []int32{
 	8,  // 55: carve.lvmd.v1.LVMD.ConfirmAdoption:input_type -> carve.lvmd.v1.ConfirmAdoptionRequest
 	10, // 56: carve.lvmd.v1.LVMD.RevertAdoption:input_type -> carve.lvmd.v1.RevertAdoptionRequest
 	36, // 57: carve.lvmd.v1.LVMD.SetReservations:input_type -> carve.lvmd.v1.SetReservationsRequest
-	47, // 58: carve.lvmd.v1.LVMD.Watch:input_type -> carve.lvmd.v1.WatchRequest
-	23, // 59: carve.lvmd.v1.LVMD.CreateVolume:output_type -> carve.lvmd.v1.CreateVolumeResponse
-	25, // 60: carve.lvmd.v1.LVMD.DeleteVolume:output_type -> carve.lvmd.v1.DeleteVolumeResponse
-	27, // 61: carve.lvmd.v1.LVMD.GetVolume:output_type -> carve.lvmd.v1.GetVolumeResponse
-	29, // 62: carve.lvmd.v1.LVMD.ListVolumes:output_type -> carve.lvmd.v1.ListVolumesResponse
-	31, // 63: carve.lvmd.v1.LVMD.ListClasses:output_type -> carve.lvmd.v1.ListClassesResponse
-	33, // 64: carve.lvmd.v1.LVMD.ExpandVolume:output_type -> carve.lvmd.v1.ExpandVolumeResponse
-	35, // 65: carve.lvmd.v1.LVMD.ModifyVolume:output_type -> carve.lvmd.v1.ModifyVolumeResponse
-	40, // 66: carve.lvmd.v1.LVMD.CreateSnapshot:output_type -> carve.lvmd.v1.CreateSnapshotResponse
-	42, // 67: carve.lvmd.v1.LVMD.DeleteSnapshot:output_type -> carve.lvmd.v1.DeleteSnapshotResponse
-	44, // 68: carve.lvmd.v1.LVMD.GetSnapshot:output_type -> carve.lvmd.v1.GetSnapshotResponse
-	46, // 69: carve.lvmd.v1.LVMD.ListSnapshots:output_type -> carve.lvmd.v1.ListSnapshotsResponse
-	17, // 70: carve.lvmd.v1.LVMD.NoteHealth:output_type -> carve.lvmd.v1.NoteHealthResponse
-	13, // 71: carve.lvmd.v1.LVMD.NoteEncrypted:output_type -> carve.lvmd.v1.NoteEncryptedResponse
-	15, // 72: carve.lvmd.v1.LVMD.KeepVolume:output_type -> carve.lvmd.v1.KeepVolumeResponse
-	7,  // 73: carve.lvmd.v1.LVMD.AdoptVolume:output_type -> carve.lvmd.v1.AdoptVolumeResponse
-	9,  // 74: carve.lvmd.v1.LVMD.ConfirmAdoption:output_type -> carve.lvmd.v1.ConfirmAdoptionResponse
-	11, // 75: carve.lvmd.v1.LVMD.RevertAdoption:output_type -> carve.lvmd.v1.RevertAdoptionResponse
-	37, // 76: carve.lvmd.v1.LVMD.SetReservations:output_type -> carve.lvmd.v1.SetReservationsResponse
-	48, // 77: carve.lvmd.v1.LVMD.Watch:output_type -> carve.lvmd.v1.WatchResponse
-	59, // [59:78] is the sub-list for method output_type
-	40, // [40:59] is the sub-list for method input_type
+	39, // 58: carve.lvmd.v1.LVMD.SetControllers:input_type -> carve.lvmd.v1.SetControllersRequest
+	49, // 59: carve.lvmd.v1.LVMD.Watch:input_type -> carve.lvmd.v1.WatchRequest
+	23, // 60: carve.lvmd.v1.LVMD.CreateVolume:output_type -> carve.lvmd.v1.CreateVolumeResponse
+	25, // 61: carve.lvmd.v1.LVMD.DeleteVolume:output_type -> carve.lvmd.v1.DeleteVolumeResponse
+	27, // 62: carve.lvmd.v1.LVMD.GetVolume:output_type -> carve.lvmd.v1.GetVolumeResponse
+	29, // 63: carve.lvmd.v1.LVMD.ListVolumes:output_type -> carve.lvmd.v1.ListVolumesResponse
+	31, // 64: carve.lvmd.v1.LVMD.ListClasses:output_type -> carve.lvmd.v1.ListClassesResponse
+	33, // 65: carve.lvmd.v1.LVMD.ExpandVolume:output_type -> carve.lvmd.v1.ExpandVolumeResponse
+	35, // 66: carve.lvmd.v1.LVMD.ModifyVolume:output_type -> carve.lvmd.v1.ModifyVolumeResponse
+	42, // 67: carve.lvmd.v1.LVMD.CreateSnapshot:output_type -> carve.lvmd.v1.CreateSnapshotResponse
+	44, // 68: carve.lvmd.v1.LVMD.DeleteSnapshot:output_type -> carve.lvmd.v1.DeleteSnapshotResponse
+	46, // 69: carve.lvmd.v1.LVMD.GetSnapshot:output_type -> carve.lvmd.v1.GetSnapshotResponse
+	48, // 70: carve.lvmd.v1.LVMD.ListSnapshots:output_type -> carve.lvmd.v1.ListSnapshotsResponse
+	17, // 71: carve.lvmd.v1.LVMD.NoteHealth:output_type -> carve.lvmd.v1.NoteHealthResponse
+	13, // 72: carve.lvmd.v1.LVMD.NoteEncrypted:output_type -> carve.lvmd.v1.NoteEncryptedResponse
+	15, // 73: carve.lvmd.v1.LVMD.KeepVolume:output_type -> carve.lvmd.v1.KeepVolumeResponse
+	7,  // 74: carve.lvmd.v1.LVMD.AdoptVolume:output_type -> carve.lvmd.v1.AdoptVolumeResponse
+	9,  // 75: carve.lvmd.v1.LVMD.ConfirmAdoption:output_type -> carve.lvmd.v1.ConfirmAdoptionResponse
+	11, // 76: carve.lvmd.v1.LVMD.RevertAdoption:output_type -> carve.lvmd.v1.RevertAdoptionResponse
+	37, // 77: carve.lvmd.v1.LVMD.SetReservations:output_type -> carve.lvmd.v1.SetReservationsResponse
+	40, // 78: carve.lvmd.v1.LVMD.SetControllers:output_type -> carve.lvmd.v1.SetControllersResponse
+	50, // 79: carve.lvmd.v1.LVMD.Watch:output_type -> carve.lvmd.v1.WatchResponse
+	60, // [60:80] is the sub-list for method output_type
+	40, // [40:60] is the sub-list for method input_type
 	40, // [40:40] is the sub-list for extension type_name
 	40, // [40:40] is the sub-list for extension extendee
 	0,  // [0:40] is the sub-list for field type_name
@@ -3703,7 +3792,7 @@ func file_api_lvmd_v1_lvmd_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_lvmd_v1_lvmd_proto_rawDesc), len(file_api_lvmd_v1_lvmd_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   49,
+			NumMessages:   51,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -77,6 +77,7 @@ const (
 	LVMD_ConfirmAdoption_FullMethodName = "/carve.lvmd.v1.LVMD/ConfirmAdoption"
 	LVMD_RevertAdoption_FullMethodName  = "/carve.lvmd.v1.LVMD/RevertAdoption"
 	LVMD_SetReservations_FullMethodName = "/carve.lvmd.v1.LVMD/SetReservations"
+	LVMD_SetControllers_FullMethodName  = "/carve.lvmd.v1.LVMD/SetControllers"
 	LVMD_Watch_FullMethodName           = "/carve.lvmd.v1.LVMD/Watch"
 )
 
@@ -154,6 +155,10 @@ type LVMDClient interface {
 	// made only if there is space for it beside these; other creations do not heed
 	// them. They end five minutes after the call, and with lvmd. It runs no command.
 	SetReservations(ctx context.Context, in *SetReservationsRequest, opts ...grpc.CallOption) (*SetReservationsResponse, error)
+	// SetControllers names the addresses of the controller's replicas, for lvmd to dial those that it does
+	// not know yet, and to ask DNS for them rarely. It takes none away. Any replica may call it, over an
+	// uplink only: other callers are refused with PERMISSION_DENIED. It runs no command.
+	SetControllers(ctx context.Context, in *SetControllersRequest, opts ...grpc.CallOption) (*SetControllersResponse, error)
 	// Watch sends the node's full state first, or, to a reader that resumes, what
 	// changed since, then changes as they happen.
 	// Changes made by one operation (the volume and the capacity it took)
@@ -349,6 +354,16 @@ func (c *lVMDClient) SetReservations(ctx context.Context, in *SetReservationsReq
 	return out, nil
 }
 
+func (c *lVMDClient) SetControllers(ctx context.Context, in *SetControllersRequest, opts ...grpc.CallOption) (*SetControllersResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetControllersResponse)
+	err := c.cc.Invoke(ctx, LVMD_SetControllers_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *lVMDClient) Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &LVMD_ServiceDesc.Streams[0], LVMD_Watch_FullMethodName, cOpts...)
@@ -442,6 +457,10 @@ type LVMDServer interface {
 	// made only if there is space for it beside these; other creations do not heed
 	// them. They end five minutes after the call, and with lvmd. It runs no command.
 	SetReservations(context.Context, *SetReservationsRequest) (*SetReservationsResponse, error)
+	// SetControllers names the addresses of the controller's replicas, for lvmd to dial those that it does
+	// not know yet, and to ask DNS for them rarely. It takes none away. Any replica may call it, over an
+	// uplink only: other callers are refused with PERMISSION_DENIED. It runs no command.
+	SetControllers(context.Context, *SetControllersRequest) (*SetControllersResponse, error)
 	// Watch sends the node's full state first, or, to a reader that resumes, what
 	// changed since, then changes as they happen.
 	// Changes made by one operation (the volume and the capacity it took)
@@ -510,6 +529,9 @@ func (UnimplementedLVMDServer) RevertAdoption(context.Context, *RevertAdoptionRe
 }
 func (UnimplementedLVMDServer) SetReservations(context.Context, *SetReservationsRequest) (*SetReservationsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetReservations not implemented")
+}
+func (UnimplementedLVMDServer) SetControllers(context.Context, *SetControllersRequest) (*SetControllersResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetControllers not implemented")
 }
 func (UnimplementedLVMDServer) Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error {
 	return status.Error(codes.Unimplemented, "method Watch not implemented")
@@ -859,6 +881,24 @@ func _LVMD_SetReservations_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _LVMD_SetControllers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetControllersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LVMDServer).SetControllers(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LVMD_SetControllers_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LVMDServer).SetControllers(ctx, req.(*SetControllersRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _LVMD_Watch_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(WatchRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -948,6 +988,10 @@ var LVMD_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "SetReservations",
 			Handler:    _LVMD_SetReservations_Handler,
+		},
+		{
+			MethodName: "SetControllers",
+			Handler:    _LVMD_SetControllers_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

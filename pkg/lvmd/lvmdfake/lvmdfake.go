@@ -17,6 +17,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -69,6 +70,7 @@ type Server struct {
 	creates  int
 	notes    int
 	reserved map[string]*lvmdv1.Reservation // by name
+	named    [][]string
 }
 
 // New makes a node with these classes, on new disks: another server for the same
@@ -372,6 +374,24 @@ func (s *Server) SetReservations(_ context.Context, r *lvmdv1.SetReservationsReq
 		s.reserved[one.GetName()] = one
 	}
 	return &lvmdv1.SetReservationsResponse{}, nil
+}
+
+// SetControllers implements the service, for all callers.
+func (s *Server) SetControllers(_ context.Context, r *lvmdv1.SetControllersRequest) (*lvmdv1.SetControllersResponse, error) {
+	unlock, err := s.begin()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	s.named = append(s.named, r.GetAddresses())
+	return &lvmdv1.SetControllersResponse{}, nil
+}
+
+// Named returns the addresses of replicas that each call named, in order.
+func (s *Server) Named() [][]string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.named)
 }
 
 // Error makes an error as lvmd does: a status with an ErrorInfo.

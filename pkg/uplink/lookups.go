@@ -1,0 +1,184 @@
+package uplink
+
+import (
+	"context"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+)
+
+// maxLinks bounds to how many addresses links are kept before named ones are ignored.
+const maxLinks = 32
+
+// Named are addresses of the controller's replicas that one of them named to the node.
+type Named struct {
+	// From is the peer of the connection over which they were named.
+	From net.Addr
+	// Addresses have the port of ClientOptions.Addresses.
+	Addresses []netip.Addr
+}
+
+// pace is how often the controller's host is looked up. The first pause after a change is fast: a link
+// was lost or could not be made, or an answer was not as the links are. Each further pause is twice as
+// long as the one before it, up to the limit for the links as they are.
+type pace struct {
+	fast time.Duration
+	// slow is the limit while no replica that is connected has named addresses.
+	slow time.Duration
+	// degraded is the limit while one has, and a link is down. A new replica is named by those that are
+	// connected, so that DNS only says which address is gone.
+	degraded time.Duration
+	// rare is the limit while one has, and all links are up.
+	rare time.Duration
+	// grace is for how long a named address is kept that is not in the answers: these may be as old.
+	grace time.Duration
+}
+
+// usualPace has 5,000 nodes in rest make 5.6 look-ups per second, which are 33 queries: the third name that the
+// search list of a Pod makes is the right one, and each is asked for IPv4 and IPv6.
+func usualPace() pace {
+	return pace{fast: 2 * time.Second, slow: 5 * time.Second, degraded: 30 * time.Second, rare: 15 * time.Minute, grace: 30 * time.Second}
+}
+
+// limit returns the longest pause while as many links of all are up, of which one is to a replica
+// that has named addresses, or none.
+func (p pace) limit(up, all int, names bool) time.Duration {
+	switch {
+	case !names:
+		return p.slow
+	case up < all:
+		return p.degraded
+	}
+	return p.rare
+}
+
+// resolveLoop starts and abandons links as the controller's addresses change.
+// A failed lookup changes nothing: what is connected stays so.
+func (c *client) resolveLoop(ctx context.Context, links *sync.WaitGroup) {
+	var logged string
+	pause := c.pace.fast
+	for ctx.Err() == nil {
+		lctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		hosts, err := c.lookup(lctx, c.host)
+		cancel()
+		switch {
+		case err != nil && ctx.Err() == nil:
+			if msg := err.Error(); msg != logged {
+				c.log.Warn("controller's address cannot be resolved, trying on", "host", c.host, "error", err)
+				logged = msg
+			}
+		case err == nil:
+			logged = ""
+			if c.setAddresses(ctx, hosts, links) {
+				pause = c.pace.fast
+			}
+		}
+		pause = c.await(ctx, min(pause, c.longestPause()), links)
+	}
+}
+
+// await takes in what replicas name until the next look-up is due, and returns the pause after that. The look-up is due
+// after about the pause, or earlier when a link is lost.
+func (c *client) await(ctx context.Context, pause time.Duration, links *sync.WaitGroup) (next time.Duration) {
+	due := time.Now().Add(spread(pause))
+	timer := time.NewTimer(time.Until(due))
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return pause
+		case <-timer.C:
+			return 2 * pause
+		case named := <-c.o.Named:
+			c.addNamed(ctx, named, links)
+		case <-c.lost:
+			pause = c.pace.fast
+			// Not later, however often links are lost.
+			if soon := time.Now().Add(spread(pause)); soon.Before(due) {
+				due = soon
+				timer.Reset(time.Until(due))
+			}
+		}
+	}
+}
+
+// lookSoon has the host looked up as after a change.
+func (c *client) lookSoon() {
+	select {
+	case c.lost <- struct{}{}:
+	default: // it will be
+	}
+}
+
+// setAddresses makes the links those to the hosts of an answer, and reports whether they were others.
+func (c *client) setAddresses(ctx context.Context, hosts []string, running *sync.WaitGroup) (changed bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for addr, l := range c.links {
+		host, _, _ := net.SplitHostPort(addr)
+		if !slices.Contains(hosts, host) && !time.Now().Before(l.keptUntil) {
+			l.abandon()
+			delete(c.links, addr)
+			changed = true
+		}
+	}
+	for _, host := range hosts {
+		if c.addLink(ctx, host, time.Time{}, running) {
+			changed = true
+		}
+	}
+	return changed
+}
+
+// addNamed starts links to addresses that a replica named. It abandons none, because a replica's view may be
+// old: look-ups do that.
+func (c *client) addNamed(ctx context.Context, n Named, running *sync.WaitGroup) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if host, _, err := net.SplitHostPort(n.From.String()); err == nil {
+		if by := c.links[net.JoinHostPort(host, c.port)]; by != nil {
+			by.names.Store(true)
+		}
+	}
+	for _, address := range n.Addresses {
+		if len(c.links) < maxLinks && c.addLink(ctx, address.String(), time.Now().Add(c.pace.grace), running) {
+			c.log.Info("a replica of the controller named an address", "by", n.From, "address", address)
+		}
+	}
+}
+
+// addLink starts the link to a host unless there is one, and reports whether it did. The caller holds c.mu.
+func (c *client) addLink(ctx context.Context, host string, keptUntil time.Time, running *sync.WaitGroup) bool {
+	addr := net.JoinHostPort(host, c.port)
+	if c.links[addr] != nil {
+		return false
+	}
+	l := newLink(c, addr)
+	l.keptUntil = keptUntil
+	c.links[addr] = l
+	running.Go(func() { l.run(ctx) })
+	return true
+}
+
+// longestPause returns for how long no look-up is due with the links as they are.
+func (c *client) longestPause() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	up, names := 0, false
+	for _, l := range c.links {
+		if l.up.Load() {
+			up++
+			names = names || l.names.Load()
+		}
+	}
+	return c.pace.limit(up, len(c.links), names)
+}
+
+// spread returns half of d to one and a half, so that a fleet that lost a controller at one instant does
+// not ask DNS at one.
+func spread(d time.Duration) time.Duration {
+	return d/2 + time.Duration(rand.Float64()*float64(d))
+}

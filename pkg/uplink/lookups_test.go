@@ -1,0 +1,252 @@
+package uplink
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
+)
+
+// answers are what a look-up returns in a test, which counts them.
+type answers struct {
+	hosts atomic.Pointer[[]string] // nil: it fails
+	count atomic.Int32
+}
+
+func (a *answers) set(hosts ...string) { a.hosts.Store(&hosts) }
+
+func (a *answers) lookup(context.Context, string) ([]string, error) {
+	a.count.Add(1)
+	if hosts := a.hosts.Load(); hosts != nil {
+		return *hosts, nil
+	}
+	return nil, errors.New("no DNS")
+}
+
+// more waits until as many look-ups began, so that all but the last have had their effect.
+func (a *answers) more(t *testing.T, n int32) {
+	t.Helper()
+	until := a.count.Load() + n
+	waittest.Until(t, "the host is looked up", func() bool { return a.count.Load() >= until })
+}
+
+// named are addresses that the replica at an address names.
+func named(t *testing.T, from string, addresses ...string) Named {
+	t.Helper()
+	n := Named{From: net.TCPAddrFromAddrPort(must.Get(netip.ParseAddrPort(from))(t))}
+	for _, a := range addresses {
+		n.Addresses = append(n.Addresses, must.Get(netip.ParseAddr(a))(t))
+	}
+	return n
+}
+
+// twoReplicas are controllers of which DNS has the first, with a node that is connected to it.
+func twoReplicas(t *testing.T, change func(*client)) (one, two *controllerEnd, node *nodeEnd, dns *answers, names chan Named) {
+	t.Helper()
+	ca := newTestCA(t, "ca")
+	one = startController(t, ca, "127.0.0.1:0")
+	_, port, _ := net.SplitHostPort(one.addr)
+	two = startController(t, ca, "127.0.0.2:"+port)
+	dns, names = &answers{}, make(chan Named)
+	dns.set("127.0.0.1")
+	node = startNode(t, ca, one.addr, func(c *client) {
+		c.lookup, c.o.Named = dns.lookup, names
+		if change != nil {
+			change(c)
+		}
+	})
+	return one, two, node, dns, names
+}
+
+func TestAReplicaThatDNSDoesNotHaveYetIsConnectedWhenItIsNamed(t *testing.T) {
+	one, two, node, dns, names := twoReplicas(t, nil)
+	one.session(t)
+	names <- named(t, one.addr, "127.0.0.1", "127.0.0.2")
+	must.Succeed(t, call(t, two.session(t), "a"))
+	dns.more(t, 3) // in answers that are older than the name
+	if n := node.client.linkCount(); n != 2 {
+		t.Errorf("%d links, want the named one kept", n)
+	}
+	dns.set("127.0.0.1", "127.0.0.2")
+	dns.more(t, 3)
+	one.noSession(t)
+	two.noSession(t)
+}
+
+func TestANamedAddressThatDNSDoesNotHaveIsAbandonedAtTheNextAnswer(t *testing.T) {
+	one, two, node, dns, names := twoReplicas(t, func(c *client) { c.pace.grace = 0 })
+	one.session(t)
+	dns.hosts.Store(nil)
+	dns.more(t, 2)
+	names <- named(t, one.addr, "127.0.0.2")
+	s := two.session(t)
+	dns.more(t, 2)
+	if n := node.client.linkCount(); n != 2 {
+		t.Errorf("%d links while DNS fails, want 2", n)
+	}
+	dns.set("127.0.0.1")
+	waittest.Until(t, "the named address is abandoned", func() bool { return node.client.linkCount() == 1 })
+	must.Succeed(t, call(t, s, "a"))
+	s.Close()
+	waitDone(t, s)
+	dns.more(t, 5)
+	two.noSession(t)
+}
+
+func TestANamedAddressTakesNoneAway(t *testing.T) {
+	one, two, node, dns, names := twoReplicas(t, nil)
+	dns.set("127.0.0.1", "127.0.0.2")
+	one.session(t)
+	s := two.session(t)
+	names <- named(t, one.addr, "127.0.0.1") // by a replica that does not see the second yet
+	names <- named(t, one.addr, "127.0.0.1") // once this is taken in, the first is
+	if n := node.client.linkCount(); n != 2 {
+		t.Errorf("%d links, want both kept", n)
+	}
+	must.Succeed(t, call(t, s, "a"))
+	dns.more(t, 3)
+	two.noSession(t)
+}
+
+func TestNamedAddressesAreBounded(t *testing.T) {
+	one, _, node, _, names := twoReplicas(t, nil)
+	one.session(t)
+	for i := range byte(5 * maxLinks / 4) {
+		names <- named(t, one.addr, netip.AddrFrom4([4]byte{127, 0, 1, i}).String())
+	}
+	names <- named(t, one.addr)
+	if n := node.client.linkCount(); n != maxLinks {
+		t.Errorf("%d links, want %d", n, maxLinks)
+	}
+}
+
+// TestALinkThatIsLostAsksForALookUpOnce: a replica that stays away is no reason to ask again and again.
+func TestALinkThatIsLostAsksForALookUpOnce(t *testing.T) {
+	ca := newTestCA(t, "ca")
+	ctrl := startController(t, ca, "127.0.0.1:0")
+	done := make(chan struct{})
+	node := startNode(t, ca, ctrl.addr, func(c *client) {
+		c.lookup = func(context.Context, string) ([]string, error) { <-done; return nil, errors.New("no DNS") }
+	})
+	t.Cleanup(func() { close(done) }) // until then the client itself reads nothing
+	l := newLink(node.client, ctrl.addr)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { l.run(ctx); close(ended) }()
+	t.Cleanup(func() { cancel(); <-ended })
+	ctrl.session(t)
+	waittest.Until(t, "the link is up", l.up.Load)
+	l.names.Store(true)
+	ctrl.stop()
+	waittest.Until(t, "a look-up is asked for", func() bool { return len(node.client.lost) == 1 })
+	<-node.client.lost
+	if l.names.Load() {
+		t.Error("the replica that is gone still counts as one that names addresses")
+	}
+	lis := must.Get(net.Listen("tcp", ctrl.addr))(t)
+	t.Cleanup(func() { _ = lis.Close() })
+	for range 3 { // attempts that fail
+		must.Succeed(t, must.Get(lis.Accept())(t).Close())
+	}
+	if len(node.client.lost) != 0 {
+		t.Error("a look-up is asked for once more")
+	}
+}
+
+// TestHowOftenTheHostIsLookedUp counts over six hours of a clock of its own; no link can really be made.
+func TestHowOftenTheHostIsLookedUp(t *testing.T) {
+	const hours = 6
+	for name, c := range map[string]struct {
+		up          []string
+		names       bool
+		least, most int32 // per hour
+	}{
+		"in rest":                    {[]string{"10.0.0.1", "10.0.0.2"}, true, 2, 9},
+		"no replica names addresses": {[]string{"10.0.0.1", "10.0.0.2"}, false, 600, 850},
+		"a link is down":             {[]string{"10.0.0.1"}, true, 100, 140},
+		"a link is down, no replica names anything": {[]string{"10.0.0.1"}, false, 600, 850},
+		"all links are down":                        {nil, false, 600, 850},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				client, dns := lookingUp(t)
+				client.set(c.up, c.names)
+				time.Sleep(time.Hour) // the pauses grow at first
+				before := dns.count.Load()
+				time.Sleep(hours * time.Hour)
+				if n := (dns.count.Load() - before) / hours; n < c.least || n > c.most {
+					t.Errorf("%d look-ups per hour, want %d to %d", n, c.least, c.most)
+				}
+			})
+		})
+	}
+}
+
+func TestALostLinkAndAChangedAnswerMakeLookUpsFrequentAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client, dns := lookingUp(t)
+		client.set([]string{"10.0.0.1", "10.0.0.2"}, true)
+		for _, change := range []func(){
+			client.lookSoon,
+			func() {
+				for dns.set("10.0.0.1"); client.linkCount() == 2; { // at the next look-up
+					time.Sleep(time.Second)
+				}
+			},
+		} {
+			time.Sleep(3 * time.Hour)
+			change()
+			before := dns.count.Load()
+			time.Sleep(time.Minute)
+			if n := dns.count.Load() - before; n < 3 || n > 8 {
+				t.Errorf("%d look-ups in the minute after, want about 2, 4, 8, 16 and 32 s of pause", n)
+			}
+		}
+	})
+}
+
+// lookingUp is a client in a bubble of synctest whose links cannot be made, with two addresses in DNS.
+func lookingUp(t *testing.T) (*client, *answers) {
+	t.Helper()
+	none := filepath.Join(t.TempDir(), "none")
+	closed := make(chan struct{})
+	c := must.Get(newClient(ClientOptions{
+		Addresses: testHost + ":9443", CAFile: none, TokenFile: none, NodeName: "node-1", Log: slog.New(slog.DiscardHandler),
+		Serve: func(net.Listener) error { <-closed; return net.ErrClosed },
+	}))(t)
+	dns := &answers{}
+	dns.set("10.0.0.1", "10.0.0.2")
+	c.lookup = dns.lookup
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- c.run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		close(closed)
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	synctest.Wait()
+	return c, dns
+}
+
+// set makes links to hosts up, and those that are up to replicas that name addresses, or not.
+func (c *client) set(up []string, names bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, host := range up {
+		l := c.links[net.JoinHostPort(host, c.port)]
+		l.up.Store(true)
+		l.names.Store(names)
+	}
+}
