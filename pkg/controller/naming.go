@@ -56,35 +56,35 @@ func newNaming(o Options, nodes *fleet.Fleet) *naming {
 		changed: make(chan struct{}, 1), due: map[string]struct{}{}}
 }
 
-// connected has the addresses named to a node that has connected.
-func (n *naming) connected(node string) { n.add([]string{node}) }
-
-func (n *naming) add(nodes []string) {
+// connected has the addresses named to a node that the fleet has just taken over.
+func (n *naming) connected(node string) {
 	n.mu.Lock()
-	for _, node := range nodes {
-		n.due[node] = struct{}{}
-	}
-	n.mu.Unlock()
-	select {
-	case n.changed <- struct{}{}:
-	default:
-	}
+	defer n.mu.Unlock()
+	n.add(node)
 }
 
 // set takes in which addresses the Service has. One that is gone is nothing to name: nodes ask DNS for that.
 func (n *naming) set(addresses []string) {
 	n.mu.Lock()
+	defer n.mu.Unlock()
 	appeared := slices.ContainsFunc(addresses, func(a string) bool { return !slices.Contains(n.addresses, a) })
 	n.addresses = addresses
-	n.mu.Unlock()
 	if !appeared {
 		return
 	}
-	var nodes []string
-	for _, view := range n.fleet.Views() { // a node that is not connected is not called
-		nodes = append(nodes, view.Node)
+	// With the lock held: a node that connects later comes by connected.
+	for _, view := range n.fleet.Views() {
+		n.add(view.Node) // one that has lost its uplink is not called
 	}
-	n.add(nodes)
+}
+
+// add makes a node due. The caller holds n.mu.
+func (n *naming) add(node string) {
+	n.due[node] = struct{}{}
+	select {
+	case n.changed <- struct{}{}:
+	default: // run looks
+	}
 }
 
 // take returns the nodes that are due, and what to name to them.

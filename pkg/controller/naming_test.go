@@ -51,12 +51,25 @@ func wantNamed(t *testing.T, node *lvmdfake.Server, calls int, addresses ...stri
 	}, func() any { return node.Named() })
 }
 
+// seesTwo waits until replicas know of two addresses.
+func seesTwo(t *testing.T, replicas ...*replica) {
+	t.Helper()
+	for _, r := range replicas {
+		waittest.Until(t, "the replica sees two addresses", func() bool {
+			r.c.naming.mu.Lock()
+			defer r.c.naming.mu.Unlock()
+			return len(r.c.naming.addresses) == 2
+		})
+	}
+}
+
 func TestEachReplicaNamesTheAddressesOfAllToANode(t *testing.T) {
 	client := realisticClient(t)
 	replicasAt(t, client, "carve-system", "carve-uplink", "10.0.0.2", "10.0.0.1")
 	replicasAt(t, client, "carve-system", "other", "10.0.0.8")
 	replicasAt(t, client, "default", "carve-uplink", "10.0.0.9")
 	first, second := startReplica(t, client, "first"), startReplica(t, client, "second")
+	seesTwo(t, first, second)
 	node := lvmdfake.New("n1", lvmdfake.Class{Name: "local", Default: true, Bytes: gib})
 	connect(t, client, "n1", node, first, second)
 	wantNamed(t, node, 2, "10.0.0.1", "10.0.0.2") // when it connects
@@ -64,13 +77,7 @@ func TestEachReplicaNamesTheAddressesOfAllToANode(t *testing.T) {
 	replicasAt(t, client, "carve-system", "carve-uplink", "10.0.0.1", "10.0.0.2", "10.0.0.3")
 	wantNamed(t, node, 4, "10.0.0.1", "10.0.0.2", "10.0.0.3")
 	replicasAt(t, client, "carve-system", "carve-uplink", "10.0.0.1", "10.0.0.3") // nothing that the node does not know
-	for _, r := range []*replica{first, second} {
-		waittest.Until(t, "the replica sees that one is gone", func() bool {
-			r.c.naming.mu.Lock()
-			defer r.c.naming.mu.Unlock()
-			return len(r.c.naming.addresses) == 2
-		})
-	}
+	seesTwo(t, first, second)
 	replicasAt(t, client, "carve-system", "carve-uplink", "10.0.0.1", "10.0.0.4")
 	wantNamed(t, node, 6, "10.0.0.1", "10.0.0.4")
 	if n := len(node.Named()); n != 6 {
