@@ -45,15 +45,20 @@ func (c *core) crash(point string) {
 // markDeleted makes a volume that was never handed out a tombstone.
 func (c *core) markDeleted(v *inventory.Volume) {
 	// First durable, then known: a caller that asks to delete it from then on is answered that it is gone.
-	tombstone := v.Record()
-	tombstone.Phase = spec.Deleting
-	if err := c.journal.PutVolume(tombstone); err != nil {
+	if err := c.putTombstone(v); err != nil {
 		// The intent is still there, and the next start makes the same of it, unless the volume is
 		// complete and LVM has not put on the mark of what is deleted: then it is ready.
 		c.log.Error("tombstone is not in the journal", "volume", v.ID(), "error", err)
 	}
 	v.MarkDeleted(nil)
 	c.groups.Of(v).Reclaim()
+}
+
+// putTombstone makes it durable that a volume is deleted.
+func (c *core) putTombstone(v *inventory.Volume) error {
+	tombstone := v.Record()
+	tombstone.Phase = spec.Deleting
+	return c.journal.PutVolume(tombstone)
 }
 
 // onBehalfOf is a context in which a group's slot is asked for on behalf of a volume's owner.

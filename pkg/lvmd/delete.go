@@ -11,7 +11,6 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvmd/apierror"
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
-	"github.com/carve-csi/carve/pkg/lvmd/spec"
 	"github.com/carve-csi/carve/pkg/lvmd/volumegroup"
 )
 
@@ -53,13 +52,6 @@ func (s *Service) claimForDeletion(d inventory.ToDelete) (*inventory.Volume, err
 	}
 	defer release()
 	return s.inventory.ClaimForDeletion(d)
-}
-
-// putTombstone makes it durable that a volume is deleted.
-func (s *Service) putTombstone(v *inventory.Volume) error {
-	tombstone := v.Record()
-	tombstone.Phase = spec.Deleting
-	return s.journal.PutVolume(tombstone)
 }
 
 // openUnused opens a volume's device, or returns nil if it has none, or none that is in use.
