@@ -37,10 +37,6 @@ const stopBound = 4500 * time.Millisecond
 // and the collector has not reached yet, and the processor has little else to do for lvmd.
 const gcPercent = 50
 
-// namedKept is how many calls that name addresses are kept until they are taken in: while a look-up is
-// under way none is.
-const namedKept = 16
-
 type flags struct {
 	config, socket, stateDir, lockDir    string
 	nodeName                             string
@@ -182,13 +178,11 @@ var errNotStarted = errors.New("the service cannot be started")
 // are answered.
 func serveConfiguration(ctx context.Context, f flags, o lvmd.Options, file *configFile, refused string, starter manager) error {
 	log := o.Log
-	named := make(chan uplink.Named, namedKept)
-	if f.controller != "" {
-		o.Named = func(from net.Addr, addresses []netip.Addr) {
-			select {
-			case named <- uplink.Named{From: from, Addresses: addresses}:
-			default: // for as long as DNS does not answer the look-up under way; the next one finds them
-			}
+	named := make(chan uplink.Named, 16)
+	o.Named = func(from net.Addr, addresses []netip.Addr) {
+		select {
+		case named <- uplink.Named{From: from, Addresses: addresses}:
+		default: // many came while a look-up is under way; the next one finds them
 		}
 	}
 	service, err := lvmd.New(ctx, o)

@@ -136,28 +136,22 @@ func connectLogging(t *testing.T, client *fake.Clientset, node string, lvmd *lvm
 // connectServing is connectLogging for any server: one is made for each replica.
 func connectServing(t *testing.T, client *fake.Clientset, node string, serve func() *grpc.Server, log *slog.Logger, replicas ...*replica) {
 	t.Helper()
-	connectClient(t, client, uplink.ClientOptions{NodeName: node, Log: log}, serve, replicas...)
-}
-
-// connectClient is connectServing for a client with options, of which it fills in those that are the same for all.
-func connectClient(t *testing.T, client *fake.Clientset, o uplink.ClientOptions, serve func() *grpc.Server, replicas ...*replica) {
-	t.Helper()
 	ca := must.Get(client.CoreV1().ConfigMaps("carve-system").Get(t.Context(), trust.CAName, metav1.GetOptions{}))(t)
 	dir := t.TempDir()
 	token := "e30." + base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, `{"exp":%d,"aud":["carve-uplink"],"sub":"system:serviceaccount:carve-system:carve-node"}`, time.Now().Add(time.Hour).Unix())) + ".c2ln"
 	for name, content := range map[string]string{"ca.crt": ca.Data[trust.CABundleKey], "token": token} {
 		must.Succeed(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
 	}
-	o.ServerName, o.CAFile, o.TokenFile = "carve-uplink.test", filepath.Join(dir, "ca.crt"), filepath.Join(dir, "token")
 	for _, r := range replicas {
 		server := serve()
-		options := o
-		options.Addresses, options.Serve = r.uplink, server.Serve
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			_ = uplink.RunClient(ctx, options)
+			_ = uplink.RunClient(ctx, uplink.ClientOptions{
+				Addresses: r.uplink, ServerName: "carve-uplink.test", NodeName: node, Serve: server.Serve,
+				CAFile: filepath.Join(dir, "ca.crt"), TokenFile: filepath.Join(dir, "token"), Log: log,
+			})
 		}()
 		t.Cleanup(func() { cancel(); <-done; server.Stop() })
 	}

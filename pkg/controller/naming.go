@@ -24,15 +24,11 @@ const (
 	// they are named beside each other.
 	namingTimeout = 2 * time.Second
 	namedAtOnce   = 128
-	// mostNamed is how many addresses a node takes. Where there are more, nodes find them in DNS.
-	mostNamed = 16
 )
 
-// naming names the addresses of the controller's replicas to the nodes that are connected to this one, so that
-// nodes learn of a new replica at once, and need not ask DNS for it again and again. A node is called when it
-// connects, which it also does about once an hour with its next token, and when there is an address that there was
-// not before. Each replica does it, whether it leads or not. What a node misses it finds in DNS. Its methods may be
-// called concurrently.
+// naming names the addresses of the controller's replicas to the nodes, so that these need not ask DNS for new ones
+// again and again. A node is called when it connects, which it also does with each new token, and when an address is
+// new. Each replica does it, whether it leads or not. Its methods may be called concurrently.
 type naming struct {
 	client    kubernetes.Interface
 	namespace string
@@ -92,8 +88,8 @@ func (n *naming) take() (nodes map[string]struct{}, addresses []string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	nodes, n.due = n.due, map[string]struct{}{}
-	if len(n.addresses) == 0 || len(n.addresses) > mostNamed {
-		return nil, nil // set adds all nodes when there are others
+	if len(n.addresses) == 0 {
+		return nil, nil // set adds all nodes when there are any
 	}
 	return nodes, n.addresses
 }
@@ -121,17 +117,15 @@ func (n *naming) run(ctx context.Context) error {
 		}
 		nodes, addresses := n.take()
 		for node := range nodes {
-			calls.Go(func() error { n.call(ctx, node, addresses); return nil })
+			calls.Go(func() error {
+				callCtx, cancel := context.WithTimeout(ctx, namingTimeout)
+				defer cancel()
+				if err := n.fleet.SetControllers(callCtx, node, addresses); err != nil { // an earlier lvmd does not know the call
+					n.log.Debug("addresses of replicas could not be named to a node, which finds them in DNS", "node", node, "error", err)
+				}
+				return nil
+			})
 		}
-	}
-}
-
-// call names the addresses to a node. An lvmd of an earlier version does not know the call.
-func (n *naming) call(ctx context.Context, node string, addresses []string) {
-	ctx, cancel := context.WithTimeout(ctx, namingTimeout)
-	defer cancel()
-	if err := n.fleet.SetControllers(ctx, node, addresses); err != nil {
-		n.log.Debug("the replicas' addresses could not be named to a node, which finds them in DNS", "node", node, "error", err)
 	}
 }
 

@@ -5,6 +5,7 @@ package controller
 import (
 	"context"
 	"log/slog"
+	"sync"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,24 +23,17 @@ func TestTheControllersRightsAreEnoughToNameTheReplicas(t *testing.T) {
 	client := connectToAPIServer(t)
 	install(t, client)
 	const service = "carve-uplink"
-	t.Cleanup(func() {
-		_ = client.DiscoveryV1().EndpointSlices(ours).Delete(context.Background(), service+"-1", metav1.DeleteOptions{})
-	})
+	slices := client.DiscoveryV1().EndpointSlices(ours)
+	t.Cleanup(func() { _ = slices.Delete(context.Background(), service+"-1", metav1.DeleteOptions{}) })
 	log := slog.New(slog.DiscardHandler)
 	nodes := fleet.New(fleet.Options{Log: log})
 	t.Cleanup(nodes.Close)
 	n := newNaming(Options{Client: asController(t), Namespace: ours, UplinkHost: service + "." + ours + ".svc", Log: log}, nodes)
 	net := must.Get(uplinktest.NewNetwork(t.TempDir(), func(s *uplink.Session) { nodes.Add(s); n.connected(s.Node()) }))(t)
 	t.Cleanup(net.Close)
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- n.run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
+	var running sync.WaitGroup
+	running.Go(func() { _ = n.run(t.Context()) })
+	t.Cleanup(running.Wait)
 	node := lvmdfake.New("n1", lvmdfake.Class{Name: "local", Default: true, Bytes: gib})
 	net.Attach(node)
 	replicasAt(t, client, ours, service, "10.0.0.1")

@@ -17,35 +17,19 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// namingTo starts an lvmd that passes on to a list what is named to it.
-func namingTo(t *testing.T, list *[]string) *daemon {
-	t.Helper()
-	return newMachine(t).start(t, func(_ *daemon, o *Options) {
-		o.Named = func(from net.Addr, addresses []netip.Addr) { *list = append(*list, fmt.Sprint(from, addresses)) }
-	})
-}
-
-func TestControllersAreNamedOverTheUplinkOnly(t *testing.T) {
+func TestOnlyAddressesThatAreNamedOverTheUplinkAreTaken(t *testing.T) {
 	var taken []string
-	d := namingTo(t, &taken)
+	d := newMachine(t).start(t, func(_ *daemon, o *Options) {
+		o.Named = func(from net.Addr, addresses []netip.Addr) { taken = append(taken, fmt.Sprint(from, addresses)) }
+	})
 	r := &lvmdv1.SetControllersRequest{Addresses: []string{"10.0.0.1", "fd00::1", "::ffff:10.0.0.2"}}
 	_, err := d.client.SetControllers(t.Context(), r)
 	wantCode(t, err, codes.PermissionDenied, "")
-	if len(taken) != 0 {
-		t.Errorf("what the socket's caller named was taken: %q", taken)
-	}
 	uplink := peer.NewContext(t.Context(), &peer.Peer{Addr: &net.TCPAddr{IP: net.IPv4(10, 0, 0, 9), Port: 9443}})
 	must.Get(d.SetControllers(uplink, r))(t)
 	if want := "10.0.0.9:9443 [10.0.0.1 fd00::1 10.0.0.2]"; len(taken) != 1 || taken[0] != want {
 		t.Errorf("taken: %q, want %q", taken, want)
 	}
-	_, err = newMachine(t).start(t).SetControllers(uplink, r)
-	wantCode(t, err, codes.PermissionDenied, "") // it has no uplink
-}
-
-func TestControllersThatAreRefused(t *testing.T) {
-	var taken []string
-	d := namingTo(t, &taken)
 	for field, list := range map[string][]string{
 		"addresses:":    nil,
 		"addresses: 17": strings.Fields(strings.Repeat("10.0.0.1 ", 17)),
@@ -55,13 +39,10 @@ func TestControllersThatAreRefused(t *testing.T) {
 		"addresses[3]":  {"10.0.0.1", "fd00::1", "10.0.0.2", "0.0.0.0"},
 		"addresses[4]":  {"10.0.0.1", "fd00::1", "10.0.0.2", "10.0.0.3", "ff02::1"},
 	} {
-		_, err := d.client.SetControllers(t.Context(), &lvmdv1.SetControllersRequest{Addresses: list})
+		_, err := d.SetControllers(uplink, &lvmdv1.SetControllersRequest{Addresses: list})
 		wantCode(t, err, codes.InvalidArgument, names.ReasonInvalidField)
 		if !strings.Contains(err.Error(), field) {
 			t.Errorf("%q are refused with %v, want %s named", list, err, field)
 		}
-	}
-	if len(taken) != 0 {
-		t.Errorf("taken: %q", taken)
 	}
 }

@@ -122,8 +122,6 @@ func subject(req, resp any) []any {
 		attrs = append(attrs, "conditions", len(r.GetFound()))
 	case *lvmdv1.SetReservationsRequest:
 		attrs = append(attrs, "reservations", len(r.GetReservations()))
-	case *lvmdv1.SetControllersRequest:
-		attrs = append(attrs, "addresses", len(r.GetAddresses()))
 	}
 	return attrs
 }

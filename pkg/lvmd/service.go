@@ -64,7 +64,7 @@ type Options struct {
 	// means that nothing does.
 	BlockEvents <-chan struct{}
 	// Named is called with the addresses that a replica of the controller names over the uplink whose
-	// peer is from; it must be quick. nil means that there is no uplink.
+	// peer is from; it must be quick. nil means that none are taken.
 	Named func(from net.Addr, addresses []netip.Addr)
 	// Devices makes and grows volume groups; required when the configuration
 	// has any to be made.

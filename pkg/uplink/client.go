@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -147,6 +148,51 @@ func (c *client) run(ctx context.Context) error {
 		return nil
 	}
 	return fmt.Errorf("serve on uplink: %w", err)
+}
+
+// resolveLoop starts and abandons links as the controller's addresses change.
+// A failed lookup changes nothing: what is connected stays so.
+func (c *client) resolveLoop(ctx context.Context, links *sync.WaitGroup) {
+	var logged string
+	pause := c.pace.fast
+	for ctx.Err() == nil {
+		lctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		hosts, err := c.lookup(lctx, c.host)
+		cancel()
+		switch {
+		case err != nil && ctx.Err() == nil:
+			if msg := err.Error(); msg != logged {
+				c.log.Warn("controller's address cannot be resolved, trying on", "host", c.host, "error", err)
+				logged = msg
+			}
+		case err == nil:
+			logged = ""
+			if c.setAddresses(ctx, hosts, links) {
+				pause = c.pace.fast
+			}
+		}
+		pause = c.await(ctx, min(pause, c.longestPause()), links)
+	}
+}
+
+// setAddresses makes the links those to the hosts of an answer, and reports whether they were others.
+func (c *client) setAddresses(ctx context.Context, hosts []string, running *sync.WaitGroup) (changed bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for addr, l := range c.links {
+		host, _, _ := net.SplitHostPort(addr)
+		if !slices.Contains(hosts, host) && !time.Now().Before(l.keptUntil) {
+			l.abandon()
+			delete(c.links, addr)
+			changed = true
+		}
+	}
+	for _, host := range hosts {
+		if c.addLink(ctx, host, time.Time{}, running) {
+			changed = true
+		}
+	}
+	return changed
 }
 
 // sleep waits for d or for ctx, whichever is first.

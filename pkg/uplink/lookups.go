@@ -5,13 +5,9 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 )
-
-// maxLinks bounds to how many addresses links are kept before named ones are ignored.
-const maxLinks = 32
 
 // Named are addresses of the controller's replicas that one of them named to the node.
 type Named struct {
@@ -55,31 +51,6 @@ func (p pace) limit(up, all int, names bool) time.Duration {
 	return p.rare
 }
 
-// resolveLoop starts and abandons links as the controller's addresses change.
-// A failed lookup changes nothing: what is connected stays so.
-func (c *client) resolveLoop(ctx context.Context, links *sync.WaitGroup) {
-	var logged string
-	pause := c.pace.fast
-	for ctx.Err() == nil {
-		lctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-		hosts, err := c.lookup(lctx, c.host)
-		cancel()
-		switch {
-		case err != nil && ctx.Err() == nil:
-			if msg := err.Error(); msg != logged {
-				c.log.Warn("controller's address cannot be resolved, trying on", "host", c.host, "error", err)
-				logged = msg
-			}
-		case err == nil:
-			logged = ""
-			if c.setAddresses(ctx, hosts, links) {
-				pause = c.pace.fast
-			}
-		}
-		pause = c.await(ctx, min(pause, c.longestPause()), links)
-	}
-}
-
 // await takes in what replicas name until the next look-up is due, and returns the pause after that. The look-up is due
 // after about the pause, or earlier when a link is lost.
 func (c *client) await(ctx context.Context, pause time.Duration, links *sync.WaitGroup) (next time.Duration) {
@@ -113,26 +84,6 @@ func (c *client) lookSoon() {
 	}
 }
 
-// setAddresses makes the links those to the hosts of an answer, and reports whether they were others.
-func (c *client) setAddresses(ctx context.Context, hosts []string, running *sync.WaitGroup) (changed bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for addr, l := range c.links {
-		host, _, _ := net.SplitHostPort(addr)
-		if !slices.Contains(hosts, host) && !time.Now().Before(l.keptUntil) {
-			l.abandon()
-			delete(c.links, addr)
-			changed = true
-		}
-	}
-	for _, host := range hosts {
-		if c.addLink(ctx, host, time.Time{}, running) {
-			changed = true
-		}
-	}
-	return changed
-}
-
 // addNamed starts links to addresses that a replica named. It abandons none, because a replica's view may be
 // old: look-ups do that.
 func (c *client) addNamed(ctx context.Context, n Named, running *sync.WaitGroup) {
@@ -144,7 +95,7 @@ func (c *client) addNamed(ctx context.Context, n Named, running *sync.WaitGroup)
 		}
 	}
 	for _, address := range n.Addresses {
-		if len(c.links) < maxLinks && c.addLink(ctx, address.String(), time.Now().Add(c.pace.grace), running) {
+		if c.addLink(ctx, address.String(), time.Now().Add(c.pace.grace), running) {
 			c.log.Info("a replica of the controller named an address", "by", n.From, "address", address)
 		}
 	}

@@ -5,13 +5,13 @@ import (
 	"errors"
 	"log/slog"
 	"net"
-	"net/netip"
-	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -39,55 +39,52 @@ func (a *answers) more(t *testing.T, n int32) {
 	waittest.Until(t, "the host is looked up", func() bool { return a.count.Load() >= until })
 }
 
-// named are addresses that the replica at an address names.
-func named(t *testing.T, from string, addresses ...string) Named {
+// name has the replica of a session name addresses to the node, which has taken them in then.
+func name(t *testing.T, s *Session, addresses ...string) {
 	t.Helper()
-	n := Named{From: net.TCPAddrFromAddrPort(must.Get(netip.ParseAddrPort(from))(t))}
-	for _, a := range addresses {
-		n.Addresses = append(n.Addresses, must.Get(netip.ParseAddr(a))(t))
-	}
-	return n
+	must.Get(lvmdv1.NewLVMDClient(s).SetControllers(t.Context(), &lvmdv1.SetControllersRequest{Addresses: addresses}))(t)
 }
 
 // twoReplicas are controllers of which DNS has the first, with a node that is connected to it.
-func twoReplicas(t *testing.T, change func(*client)) (one, two *controllerEnd, node *nodeEnd, dns *answers, names chan Named) {
+func twoReplicas(t *testing.T, grace time.Duration) (one, two *controllerEnd, node *nodeEnd, dns *answers) {
 	t.Helper()
 	ca := newTestCA(t, "ca")
 	one = startController(t, ca, "127.0.0.1:0")
 	_, port, _ := net.SplitHostPort(one.addr)
 	two = startController(t, ca, "127.0.0.2:"+port)
-	dns, names = &answers{}, make(chan Named)
+	dns = &answers{}
 	dns.set("127.0.0.1")
-	node = startNode(t, ca, one.addr, func(c *client) {
-		c.lookup, c.o.Named = dns.lookup, names
-		if change != nil {
-			change(c)
-		}
-	})
-	return one, two, node, dns, names
+	node = startNode(t, ca, one.addr, func(c *client) { c.lookup, c.pace.grace = dns.lookup, grace })
+	return one, two, node, dns
 }
 
 func TestAReplicaThatDNSDoesNotHaveYetIsConnectedWhenItIsNamed(t *testing.T) {
-	one, two, node, dns, names := twoReplicas(t, nil)
-	one.session(t)
-	names <- named(t, one.addr, "127.0.0.1", "127.0.0.2")
+	one, two, node, dns := twoReplicas(t, time.Hour)
+	by := one.session(t)
+	name(t, by, "127.0.0.1", "127.0.0.2")
 	must.Succeed(t, call(t, two.session(t), "a"))
+	waittest.Until(t, "the first counts as one that names addresses", func() bool { return node.client.longestPause() == node.client.pace.rare })
 	dns.more(t, 3) // in answers that are older than the name
 	if n := node.client.linkCount(); n != 2 {
 		t.Errorf("%d links, want the named one kept", n)
 	}
 	dns.set("127.0.0.1", "127.0.0.2")
 	dns.more(t, 3)
+	name(t, by, "127.0.0.1") // as a replica that does not see the second
+	if n := node.client.linkCount(); n != 2 {
+		t.Errorf("%d links, want both kept", n)
+	}
+	dns.more(t, 3)
 	one.noSession(t)
 	two.noSession(t)
 }
 
 func TestANamedAddressThatDNSDoesNotHaveIsAbandonedAtTheNextAnswer(t *testing.T) {
-	one, two, node, dns, names := twoReplicas(t, func(c *client) { c.pace.grace = 0 })
-	one.session(t)
+	one, two, node, dns := twoReplicas(t, 0)
+	by := one.session(t)
 	dns.hosts.Store(nil)
 	dns.more(t, 2)
-	names <- named(t, one.addr, "127.0.0.2")
+	name(t, by, "127.0.0.2")
 	s := two.session(t)
 	dns.more(t, 2)
 	if n := node.client.linkCount(); n != 2 {
@@ -102,33 +99,6 @@ func TestANamedAddressThatDNSDoesNotHaveIsAbandonedAtTheNextAnswer(t *testing.T)
 	two.noSession(t)
 }
 
-func TestANamedAddressTakesNoneAway(t *testing.T) {
-	one, two, node, dns, names := twoReplicas(t, nil)
-	dns.set("127.0.0.1", "127.0.0.2")
-	one.session(t)
-	s := two.session(t)
-	names <- named(t, one.addr, "127.0.0.1") // by a replica that does not see the second yet
-	names <- named(t, one.addr, "127.0.0.1") // once this is taken in, the first is
-	if n := node.client.linkCount(); n != 2 {
-		t.Errorf("%d links, want both kept", n)
-	}
-	must.Succeed(t, call(t, s, "a"))
-	dns.more(t, 3)
-	two.noSession(t)
-}
-
-func TestNamedAddressesAreBounded(t *testing.T) {
-	one, _, node, _, names := twoReplicas(t, nil)
-	one.session(t)
-	for i := range byte(5 * maxLinks / 4) {
-		names <- named(t, one.addr, netip.AddrFrom4([4]byte{127, 0, 1, i}).String())
-	}
-	names <- named(t, one.addr)
-	if n := node.client.linkCount(); n != maxLinks {
-		t.Errorf("%d links, want %d", n, maxLinks)
-	}
-}
-
 // TestALinkThatIsLostAsksForALookUpOnce: a replica that stays away is no reason to ask again and again.
 func TestALinkThatIsLostAsksForALookUpOnce(t *testing.T) {
 	ca := newTestCA(t, "ca")
@@ -139,10 +109,9 @@ func TestALinkThatIsLostAsksForALookUpOnce(t *testing.T) {
 	})
 	t.Cleanup(func() { close(done) }) // until then the client itself reads nothing
 	l := newLink(node.client, ctrl.addr)
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	go func() { l.run(ctx); close(ended) }()
-	t.Cleanup(func() { cancel(); <-ended })
+	var running sync.WaitGroup
+	running.Go(func() { l.run(t.Context()) })
+	t.Cleanup(running.Wait)
 	ctrl.session(t)
 	waittest.Until(t, "the link is up", l.up.Load)
 	l.names.Store(true)
@@ -217,25 +186,20 @@ func TestALostLinkAndAChangedAnswerMakeLookUpsFrequentAgain(t *testing.T) {
 // lookingUp is a client in a bubble of synctest whose links cannot be made, with two addresses in DNS.
 func lookingUp(t *testing.T) (*client, *answers) {
 	t.Helper()
-	none := filepath.Join(t.TempDir(), "none")
-	closed := make(chan struct{})
 	c := must.Get(newClient(ClientOptions{
-		Addresses: testHost + ":9443", CAFile: none, TokenFile: none, NodeName: "node-1", Log: slog.New(slog.DiscardHandler),
-		Serve: func(net.Listener) error { <-closed; return net.ErrClosed },
+		Addresses: testHost + ":9443", CAFile: "/none", TokenFile: "/none", NodeName: "node-1", Log: slog.New(slog.DiscardHandler),
+		Serve: func(net.Listener) error { <-t.Context().Done(); return net.ErrClosed },
 	}))(t)
 	dns := &answers{}
 	dns.set("10.0.0.1", "10.0.0.2")
 	c.lookup = dns.lookup
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- c.run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		close(closed)
-		if err := <-done; err != nil {
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := c.run(t.Context()); err != nil {
 			t.Error(err)
 		}
 	})
+	t.Cleanup(running.Wait)
 	synctest.Wait()
 	return c, dns
 }

@@ -378,11 +378,8 @@ func (s *Server) SetReservations(_ context.Context, r *lvmdv1.SetReservationsReq
 
 // SetControllers implements the service, for all callers.
 func (s *Server) SetControllers(_ context.Context, r *lvmdv1.SetControllersRequest) (*lvmdv1.SetControllersResponse, error) {
-	unlock, err := s.begin()
-	if err != nil {
-		return nil, err
-	}
-	defer unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.named = append(s.named, r.GetAddresses())
 	return &lvmdv1.SetControllersResponse{}, nil
 }
