@@ -156,6 +156,7 @@ func (c *client) resolveLoop(ctx context.Context, links *sync.WaitGroup) {
 	var logged string
 	pause := c.pace.fast
 	for ctx.Err() == nil {
+		changed := false
 		lctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 		hosts, err := c.lookup(lctx, c.host)
 		cancel()
@@ -167,11 +168,13 @@ func (c *client) resolveLoop(ctx context.Context, links *sync.WaitGroup) {
 			}
 		case err == nil:
 			logged = ""
-			if c.setAddresses(ctx, hosts, links) {
-				pause = c.pace.fast
-			}
+			changed = c.setAddresses(ctx, hosts, links)
 		}
-		pause = c.await(ctx, min(pause, c.longestPause()), links)
+		first, longest := c.pauses()
+		if changed {
+			pause = first
+		}
+		pause = c.await(ctx, min(pause, longest), links)
 	}
 }
 
