@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
 
 	"github.com/carve-csi/carve/api/conditions"
 	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
@@ -35,15 +36,23 @@ func TestNodeConditionsWithTheRightsThatAreShipped(t *testing.T) {
 		_, err := limited.CoreV1().Nodes().Patch(t.Context(), "n1", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{DryRun: dryRun}, "status")
 		return err
 	}
-	object := node()
-	object.Labels["a"], object.Annotations = "b", map[string]string{"a": "b"}
-	object = must.Get(client.CoreV1().Nodes().Update(t.Context(), object, metav1.UpdateOptions{}))(t)
 	kubelet := v1.NodeCondition{Type: v1.NodeReady, Status: v1.ConditionTrue, Reason: "KubeletReady", LastTransitionTime: metav1.Now(), LastHeartbeatTime: metav1.Now()}
-	object.Status.Conditions = []v1.NodeCondition{{Type: "KernelDeadlock", Status: v1.ConditionFalse}, kubelet}
-	object.Status.Images = []v1.ContainerImage{{Names: []string{"a", "b"}, SizeBytes: 5}}
-	object.Status.Addresses = []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: "192.0.2.1"}}
-	object.Status.NodeInfo = v1.NodeSystemInfo{KubeletVersion: "v1"}
-	must.Get(client.CoreV1().Nodes().UpdateStatus(t.Context(), object, metav1.UpdateOptions{}))(t)
+	// The real controller-manager writes the Node meanwhile.
+	must.Succeed(t, retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		object := node()
+		object.Labels["a"], object.Annotations = "b", map[string]string{"a": "b"}
+		_, err := client.CoreV1().Nodes().Update(t.Context(), object, metav1.UpdateOptions{})
+		return err
+	}))
+	must.Succeed(t, retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		object := node()
+		object.Status.Conditions = []v1.NodeCondition{{Type: "KernelDeadlock", Status: v1.ConditionFalse}, kubelet}
+		object.Status.Images = []v1.ContainerImage{{Names: []string{"a", "b"}, SizeBytes: 5}}
+		object.Status.Addresses = []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: "192.0.2.1"}}
+		object.Status.NodeInfo = v1.NodeSystemInfo{KubeletVersion: "v1"}
+		_, err := client.CoreV1().Nodes().UpdateStatus(t.Context(), object, metav1.UpdateOptions{})
+		return err
+	}))
 	if err := patchStatus(`{"status":{"conditions":[{"type":"carve.csi.local/x","status":"True"}]}}`); !apierrors.IsForbidden(err) {
 		t.Errorf("the base lets the controller patch the status of nodes: %v", err)
 	}
