@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	k8stesting "k8s.io/client-go/testing"
 
@@ -21,14 +22,15 @@ type restarted struct {
 	nodes  []string
 	log    logtest.Recorder
 	now    atomic.Int64 // nanoseconds after its start
-	writes atomic.Int32 // of capacity objects
+	writes atomic.Int32 // of capacity objects and Nodes
 }
 
 // newRestarted starts one in a cluster in which six nodes are published, and waits until their grace is over.
 func newRestarted(t *testing.T) *restarted {
 	t.Helper()
 	r := &restarted{}
-	before := newHarness(t)
+	conditions := func(c *Controller) { c.o.NodeConditions = true }
+	before := newHarness(t, conditions)
 	for i := range 6 {
 		r.nodes = append(r.nodes, fmt.Sprintf("n%d", i))
 		before.node(r.nodes[i], gib)
@@ -37,21 +39,24 @@ func newRestarted(t *testing.T) *restarted {
 	before.run()
 	for _, node := range r.nodes {
 		waittest.Until(t, node+" is published", before.capacityIs(node, gib))
+		waittest.Until(t, node+" has a condition", func() bool { _, local := before.nodeConditions(node); return local.Status == v1.ConditionTrue })
 	}
 	before.stop()
 	start := time.Now()
-	r.harness = newHarnessOn(t, before.client, func(c *Controller) {
+	r.harness = newHarnessOn(t, before.client, conditions, func(c *Controller) {
 		c.o.Log = r.log.Logger()
 		c.core.Now = func() time.Time { return start.Add(time.Duration(r.now.Load())) }
 		c.core.available = c.newAvailability()
 		c.core.available.Grace = 2 * time.Second // within it the publisher looks at three nodes
 	})
-	r.react("*", "csistoragecapacities", func(action k8stesting.Action) (bool, runtime.Object, error) {
-		if verb := action.GetVerb(); verb != "get" && verb != "list" && verb != "watch" {
-			r.writes.Add(1)
-		}
-		return false, nil, nil
-	})
+	for _, resource := range []string{"csistoragecapacities", "nodes"} {
+		r.react("*", resource, func(action k8stesting.Action) (bool, runtime.Object, error) {
+			if verb := action.GetVerb(); verb != "get" && verb != "list" && verb != "watch" {
+				r.writes.Add(1)
+			}
+			return false, nil, nil
+		})
+	}
 	r.run()
 	waittest.Until(t, "the nodes' grace is over", func() bool {
 		return r.logged("node is not connected, and is not held back while many come back") == len(r.nodes)
@@ -90,7 +95,7 @@ func TestARestartOfTheControllerWritesNoCapacity(t *testing.T) {
 	r.back(r.nodes...)
 	r.wantDisruptions(1, 1)
 	if n := r.writes.Load(); n != 0 {
-		t.Errorf("capacity was written %d times while the nodes connected again, want none", n)
+		t.Errorf("capacity and Nodes were written %d times while the nodes connected again, want none", n)
 	}
 }
 
@@ -99,14 +104,15 @@ func TestNodesThatAreDownAreHeldBackWhenNoOthersComeBackAfterARestart(t *testing
 	r := newRestarted(t)
 	r.back(r.nodes[:4]...)
 	if n := r.writes.Load(); n != 0 {
-		t.Errorf("capacity was written %d times while nodes connected again, want none", n)
+		t.Errorf("capacity and Nodes were written %d times while nodes connected again, want none", n)
 	}
 	r.now.Add(int64(r.c.core.available.Grace))
 	for _, node := range r.nodes[4:] {
 		waittest.Until(t, "no capacity is published for "+node, r.capacityIs(node, 0))
+		waittest.Until(t, "the condition of "+node+" is unknown", func() bool { _, local := r.nodeConditions(node); return local.Status == v1.ConditionUnknown })
 	}
 	r.wantDisruptions(1, 1)
-	if n, held := r.writes.Load(), r.c.core.available.Count(cluster.CauseAway); n != 2 || held != 2 {
-		t.Errorf("capacity was written %d times, and %v nodes are held back; want 2", n, held)
+	if n, held := r.writes.Load(), r.c.core.available.Count(cluster.CauseAway); n != 4 || held != 2 {
+		t.Errorf("capacity and Nodes were written %d times, and %v nodes are held back; want 4 and 2", n, held)
 	}
 }

@@ -19,10 +19,15 @@ func (c *Controller) newAvailability() *cluster.Availability {
 	return cluster.NewAvailability(connected, c.core.ledger, c.availabilityChanged, func() time.Time { return c.core.Now() }, c.o.Log)
 }
 
-// availabilityChanged publishes a node's capacity again where this replica leads.
+// availabilityChanged publishes a node's capacity and conditions again where this replica leads.
 func (c *Controller) availabilityChanged(node string) {
-	if a := c.acting.Load(); a != nil {
-		a.publisher.NodeChanged(node)
+	a := c.acting.Load()
+	if a == nil {
+		return
+	}
+	a.publisher.NodeChanged(node)
+	if a.conditions != nil {
+		a.conditions.NodeChanged(node)
 	}
 }
 

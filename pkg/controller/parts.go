@@ -84,7 +84,7 @@ func (c *Controller) assemble() *acting {
 		a.untainter = capacity.NewUntainter(publisher, c.o.StartupTaintKeys)
 	}
 	if c.o.NodeConditions {
-		a.conditions = audit.NewNodeConditions(c.core.Cluster, c.core.available.Grace, c.core.conditionPause)
+		a.conditions = audit.NewNodeConditions(c.core.Cluster, c.core.available, c.core.conditionPause)
 	}
 	return a
 }

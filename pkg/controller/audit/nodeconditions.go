@@ -46,13 +46,14 @@ const (
 
 // NodeConditions keeps a condition of each device class on its Node, of the type names.Prefix with the
 // class' name: True while the class serves, False where no volume can be made in it, Unknown while
-// the agent is away. A Node is written when that changes, and at no other time.
+// the agent is away and the node held back for it. A Node is written when that changes, and at no other time.
 type NodeConditions struct {
 	*cluster.Cluster
 	nodes *workloop.Loop[string] // by name
-	// awayGrace is how long an agent may be away before its classes are unknown, pause the least time
-	// from one write to a Node to the next.
-	awayGrace, pause time.Duration
+	// available says whether a node whose agent is away is held back: its classes are unknown from then on.
+	available *cluster.Availability
+	// pause is the least time from one write to a Node to the next.
+	pause time.Duration
 
 	mu    sync.Mutex
 	known map[string]*conditionedNode
@@ -63,8 +64,6 @@ type conditionedNode struct {
 	uid types.UID
 	// has are the conditions on the Node that are ours, nil before they are read.
 	has nodeConditions
-	// awaySince is when the agent was first found away, zero while it is connected.
-	awaySince time.Time
 	// next is when a write may be tried, pause how long that was put off after the last failure.
 	next  time.Time
 	pause time.Duration
@@ -72,10 +71,10 @@ type conditionedNode struct {
 
 type nodeConditions map[v1.NodeConditionType]v1.NodeCondition
 
-// NewNodeConditions makes what keeps the conditions, with the time that an agent may be away, and the
-// least time between two writes to a Node, of which zero means ten seconds. Run runs it.
-func NewNodeConditions(c *cluster.Cluster, awayGrace, pause time.Duration) *NodeConditions {
-	n := &NodeConditions{Cluster: c, awayGrace: awayGrace, pause: cmp.Or(pause, writePause), known: map[string]*conditionedNode{}}
+// NewNodeConditions makes what keeps the conditions, with the least time between two writes to a Node, of
+// which zero means ten seconds. Run runs it.
+func NewNodeConditions(c *cluster.Cluster, available *cluster.Availability, pause time.Duration) *NodeConditions {
+	n := &NodeConditions{Cluster: c, available: available, pause: cmp.Or(pause, writePause), known: map[string]*conditionedNode{}}
 	n.nodes = workloop.New(workloop.Options[string]{
 		Name: "node-conditions", Parallel: nodeConditionsWorkers, RetryMin: writePause, RetryMax: failurePause,
 		Work: func(ctx context.Context, node string) (time.Duration, error) { return n.Sync(ctx, node), nil },
@@ -95,7 +94,7 @@ func (n *NodeConditions) Run(ctx context.Context) error {
 	return nil
 }
 
-// NodeChanged looks at a node again: it connected, reported, or is away.
+// NodeChanged looks at a node again: it connected, reported, is away, or is held back.
 func (n *NodeConditions) NodeChanged(node string) { n.nodes.Add(node) }
 
 // Sync writes a Node's conditions if they are not as they should be, and returns when to look
@@ -111,9 +110,9 @@ func (n *NodeConditions) Sync(ctx context.Context, name string) (again time.Dura
 	}
 	err := n.read(ctx, name, at)
 	if err == nil {
-		wanted, wait := n.wanted(name, at, now)
-		if wait > 0 || maps.EqualFunc(wanted, at.has, sameCondition) {
-			return wait
+		wanted := n.wanted(name, at.has)
+		if maps.EqualFunc(wanted, at.has, sameCondition) {
+			return 0
 		}
 		err = n.write(ctx, name, at, wanted, now)
 	}
@@ -167,25 +166,20 @@ func (n *NodeConditions) read(ctx context.Context, name string, at *conditionedN
 	return nil
 }
 
-// wanted returns the conditions that a Node should have, or for how long to wait before that is known.
-func (n *NodeConditions) wanted(name string, at *conditionedNode, now time.Time) (nodeConditions, time.Duration) {
-	if view, ok := n.Fleet.View(name); ok && view.Connected && view.Reported() {
-		at.awaySince = time.Time{}
-		return conditionsOfNode(view), 0
+// wanted returns the conditions that a Node should have. Those it has stay while its agent is away and may come back.
+func (n *NodeConditions) wanted(name string, has nodeConditions) nodeConditions {
+	if view, ok := n.Fleet.View(name); ok && view.Connected {
+		return conditionsOfNode(view)
 	}
-	if at.awaySince.IsZero() {
-		at.awaySince = now
-	}
-	// After a start, agents take a moment to connect.
-	if wait := n.awayGrace - now.Sub(at.awaySince); wait > 0 && len(at.has) > 0 {
-		return nil, wait
+	if len(has) == 0 || !n.available.NoteAway(name) {
+		return has
 	}
 	wanted := nodeConditions{}
-	for kind := range at.has {
+	for kind := range has {
 		wanted[kind] = v1.NodeCondition{Type: kind, Status: v1.ConditionUnknown, Reason: ReasonNodeAway,
 			Message: "the node's agent is not connected to the controller, or its report is refused"}
 	}
-	return wanted, 0
+	return wanted
 }
 
 // conditionsOfNode returns the conditions that a report makes. A class whose name is not one of a
