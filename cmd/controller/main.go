@@ -85,6 +85,7 @@ func newCommand() *cobra.Command {
 	flagset.StringVar(&f.ExtenderFiles.Certificate, "extender-cert-file", "", "certificate for --extender-listen (PEM), read at every handshake")
 	flagset.StringVar(&f.ExtenderFiles.Key, "extender-key-file", "", "key of --extender-cert-file (PEM)")
 	flagset.StringVar(&f.ExtenderFiles.ClientCA, "extender-client-ca-file", "", "CA that must have signed kube-scheduler's certificate (PEM); empty: every client may ask")
+	flagset.BoolVar(&f.ExtenderChecksCapacity, "extender-checks-capacity", false, "have the extender compare claims with published capacity, which kube-scheduler does not do where storageCapacity of the CSIDriver is false")
 	logs := logging.AddFlags(flagset)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		log, err := logs.Logger(os.Stderr)

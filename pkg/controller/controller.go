@@ -77,6 +77,9 @@ type Options struct {
 	// none; ExtenderFiles are the key pair, and the clients that may ask.
 	ExtenderListen string
 	ExtenderFiles  extender.Files
+	// ExtenderChecksCapacity has it compare claims with published capacity, too, which the scheduler does not do
+	// where the CSIDriver's storageCapacity is false.
+	ExtenderChecksCapacity bool
 	// CSISocket is the path of the unix socket on which the CSI Controller
 	// service is served, empty for none.
 	CSISocket string

@@ -6,15 +6,18 @@ import (
 	"net"
 
 	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-helpers/storage/ephemeral"
 	"k8s.io/component-helpers/storage/volume"
 
+	"github.com/carve-csi/carve/pkg/controller/capacity"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/controller/provision"
 	"github.com/carve-csi/carve/pkg/controller/spec"
+	"github.com/carve-csi/carve/pkg/quantity"
 	"github.com/carve-csi/carve/pkg/scheduler"
 	"github.com/carve-csi/carve/pkg/scheduler/extender"
 )
@@ -34,11 +37,28 @@ func (c *Controller) serveExtender(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("listen for the scheduler: %w", err)
 	}
-	handler := extender.New(extender.Options{
+	o := extender.Options{
 		Judge: c.core.ledger, Demands: c.core.demands, Seconds: c.core.metrics.extenderSeconds, Log: c.o.Log.With("component", "extender"),
-	})
-	return extender.Serve(ctx, listener, c.o.ExtenderFiles, handler,
+	}
+	if c.o.ExtenderChecksCapacity {
+		o.Published = c.published
+	}
+	return extender.Serve(ctx, listener, c.o.ExtenderFiles, extender.New(o),
 		func(reason string) { c.core.metrics.extenderRejections.WithLabelValues(reason).Inc() }, c.o.Log)
+}
+
+// published returns nil when what is published for a node and a StorageClass has room for a claim. The leader knows
+// reasons to publish less that the ledger of another replica does not have.
+func (c *Controller) published(node string, d scheduler.Demand) error {
+	name := capacity.Key{Node: node, Class: d.StorageClass}.ObjectName()
+	found, _, err := c.core.Capacities.GetStore().GetByKey(c.o.Namespace + "/" + name)
+	if err != nil {
+		return fmt.Errorf("read the capacity of node %s: %w", node, err)
+	}
+	if object, ok := found.(*storagev1.CSIStorageCapacity); !ok || object.MaximumVolumeSize == nil || object.MaximumVolumeSize.Value() < d.Size {
+		return fmt.Errorf("node %s has no published capacity for %s of StorageClass %s", node, quantity.Bytes(d.Size), d.StorageClass)
+	}
+	return nil
 }
 
 // shadowReservations keeps the ledger's reservations on a replica that does not

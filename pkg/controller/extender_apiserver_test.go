@@ -17,6 +17,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	schedulerv1 "k8s.io/kube-scheduler/config/v1"
 	"sigs.k8s.io/yaml"
 
@@ -133,6 +134,38 @@ func TestTheSchedulerFollowsThePlacement(t *testing.T) {
 	waittest.Until(t, "the volumes go with their Pods", func() bool {
 		return len(w.nodes["n1"].Volumes()) == 0 && len(w.nodes["n2"].Volumes()) == crowd
 	})
+}
+
+// TestTheExtenderComparesCapacityInTheSchedulersPlace has a scheduler that does not look at capacity. The ledger has the
+// more preferred node free, and the leader alone knows why nothing is published for it.
+func TestTheExtenderComparesCapacityInTheSchedulersPlace(t *testing.T) {
+	client := connectToAPIServer(t)
+	w := newWorld(t, client)
+	w.namespace = ours
+	install(t, client)
+	compares := func(ctx context.Context, capacity bool) error {
+		_, err := client.StorageV1().CSIDrivers().Patch(ctx, names.Driver, types.MergePatchType, fmt.Appendf(nil, `{"spec":{"storageCapacity":%t}}`, capacity), metav1.PatchOptions{})
+		return err
+	}
+	must.Succeed(t, compares(t.Context(), false))
+	t.Cleanup(func() { must.Succeed(t, compares(context.Background(), true)) })
+	w.nodes["n2"] = lvmdfake.New("n2", lvmdfake.Class{Name: "local", Default: true, Bytes: 2 * gib})
+	var c *Controller
+	actExtended(t, w, Options{Client: asController(t), Namespace: ours, ExtenderChecksCapacity: true}, func(made *Controller) { c = made })
+	class := w.class(t, nil)
+	published := func(node string) bool {
+		return c.published(node, scheduler.Demand{StorageClass: class, Size: 100 * mib}) == nil
+	}
+	waittest.Until(t, "the capacity of both nodes is published", func() bool { return published("n1") && published("n2") })
+	if got := w.placedBy(t, extended, "first", class); got != "n2" {
+		t.Errorf("the first Pod: want it on n2, where most is free, got %s", got)
+	}
+	c.core.available.Refused("n2", class)
+	waittest.Until(t, "nothing is published for n2", func() bool { return !published("n2") })
+	if got := w.placedBy(t, extended, "second", class); got != "n1" {
+		t.Errorf("the second Pod: want it on n1, got %s", got)
+	}
+	waittest.Until(t, "the volumes are there", func() bool { return len(w.nodes["n1"].Volumes()) == 1 && len(w.nodes["n2"].Volumes()) == 1 })
 }
 
 // TestTheExtenderKeepsAPodWithItsMovableVolume lets the scheduler try another node again and again for a

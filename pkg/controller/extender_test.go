@@ -86,16 +86,16 @@ func TestAPodDemandsWhatItsUnboundClaimsWillTake(t *testing.T) {
 		fails   bool
 	}{
 		"a Pod without volumes":        {},
-		"a claim":                      {volumes: []v1.Volume{claimVolume("plain")}, want: []scheduler.Demand{{Claim: "uid-plain", Volume: "pvc-uid-plain", Bytes: 100 * mib, Policy: scheduler.LeastFree}}},
-		"a claim that two volumes use": {volumes: []v1.Volume{claimVolume("plain"), claimVolume("plain")}, want: []scheduler.Demand{{Claim: "uid-plain", Volume: "pvc-uid-plain", Bytes: 100 * mib, Policy: scheduler.LeastFree}}},
-		"another device class":         {volumes: []v1.Volume{claimVolume("fast")}, want: []scheduler.Demand{{Claim: "uid-fast", Volume: "pvc-uid-fast", Class: "fast", Bytes: 100 * mib, Policy: scheduler.MostFree}}},
+		"a claim":                      {volumes: []v1.Volume{claimVolume("plain")}, want: []scheduler.Demand{{Claim: "uid-plain", Volume: "pvc-uid-plain", Bytes: 100 * mib, Policy: scheduler.LeastFree, StorageClass: "carve", Size: 100 * mib}}},
+		"a claim that two volumes use": {volumes: []v1.Volume{claimVolume("plain"), claimVolume("plain")}, want: []scheduler.Demand{{Claim: "uid-plain", Volume: "pvc-uid-plain", Bytes: 100 * mib, Policy: scheduler.LeastFree, StorageClass: "carve", Size: 100 * mib}}},
+		"another device class":         {volumes: []v1.Volume{claimVolume("fast")}, want: []scheduler.Demand{{Claim: "uid-fast", Volume: "pvc-uid-fast", Class: "fast", Bytes: 100 * mib, Policy: scheduler.MostFree, StorageClass: "fast", Size: 100 * mib}}},
 		"a claim that is bound":        {volumes: []v1.Volume{claimVolume("bound")}},
-		"a claim of a movable volume":  {volumes: []v1.Volume{claimVolume("q-data"), claimVolume("plain")}, want: []scheduler.Demand{{Claim: "uid-q-data", Node: "n1"}, {Claim: "uid-plain", Volume: "pvc-uid-plain", Bytes: 100 * mib, Policy: scheduler.LeastFree}}},
+		"a claim of a movable volume":  {volumes: []v1.Volume{claimVolume("q-data"), claimVolume("plain")}, want: []scheduler.Demand{{Claim: "uid-q-data", Node: "n1"}, {Claim: "uid-plain", Volume: "pvc-uid-plain", Bytes: 100 * mib, Policy: scheduler.LeastFree, StorageClass: "carve", Size: 100 * mib}}},
 		"a claim that binds at once":   {volumes: []v1.Volume{claimVolume("early")}},
 		"a claim of another driver":    {volumes: []v1.Volume{claimVolume("other")}},
 		"a claim that we reject":       {volumes: []v1.Volume{claimVolume("wrong")}},
 		"a claim that does not exist":  {volumes: []v1.Volume{claimVolume("missing")}, fails: true},
-		"an ephemeral volume without its claim yet, which is as large as ext4 needs": {volumes: []v1.Volume{ephemeralVolume("e")}, want: []scheduler.Demand{{Bytes: 16 * mib, Policy: scheduler.LeastFree}}},
+		"an ephemeral volume without its claim yet, which is as large as ext4 needs": {volumes: []v1.Volume{ephemeralVolume("e")}, want: []scheduler.Demand{{Bytes: 16 * mib, Policy: scheduler.LeastFree, StorageClass: "carve", Size: 16 * mib}}},
 		"volumes of other kinds": {volumes: []v1.Volume{{Name: "x", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}}}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -115,6 +115,26 @@ func TestAPodDemandsWhatItsUnboundClaimsWillTake(t *testing.T) {
 			t.Errorf("demands %+v", got)
 		}
 	})
+}
+
+func TestAClaimIsComparedWithThePublishedCapacityOfTheNode(t *testing.T) {
+	h := newHarness(t)
+	h.node("n1", gib)
+	h.class("carve", nil)
+	h.run()
+	want := func(node, class string, size int64, fits bool) func() bool {
+		return func() bool {
+			return (h.c.published(node, scheduler.Demand{StorageClass: class, Size: size, Bytes: 2 * size}) == nil) == fits
+		}
+	}
+	waittest.Until(t, "a claim fits that takes all", want("n1", "carve", gib, true))
+	for _, fits := range []func() bool{want("n1", "carve", gib+1, false), want("n1", "other", mib, false), want("n2", "carve", mib, false)} {
+		if !fits() {
+			t.Error("a claim fits that is too large, of another class or on another node")
+		}
+	}
+	h.c.core.available.Refused("n1", "carve") // of which the ledger learns nothing
+	waittest.Until(t, "nothing fits", want("n1", "carve", mib, false))
 }
 
 // It leads for a while in between.

@@ -17,6 +17,10 @@ type Demand struct {
 	// size asked for.
 	Class string
 	Bytes int64
+	// StorageClass and Size are what published capacity is compared with: Size is Bytes without what the volume takes
+	// besides. The ledger asks for neither.
+	StorageClass string
+	Size         int64
 	// Policy says which nodes the claim's StorageClass prefers.
 	Policy Policy
 	// Node is the only node that can give the Pod this volume, for it is there. Of such a demand,

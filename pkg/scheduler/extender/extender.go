@@ -41,6 +41,9 @@ const (
 	// requestTimeout bounds the work on one request. The scheduler's own limit
 	// is 5 s unless its configuration says otherwise.
 	requestTimeout = 2 * time.Second
+	// maximumReasons is of how many refused nodes the answer says what is missing there. The scheduler writes all
+	// reasons that differ into the Pod's status.
+	maximumReasons = 10
 )
 
 // Judge is what the extender asks; *scheduler.Ledger is one.
@@ -58,6 +61,9 @@ type Options struct {
 	// Demands says which volumes a Pod still needs from us; none for a Pod that
 	// is not our business. It is called concurrently.
 	Demands func(context.Context, *v1.Pod) ([]scheduler.Demand, error)
+	// Published returns nil when the capacity that is published for a node has room for one of the demands. It is
+	// nil where the scheduler compares that itself.
+	Published func(node string, demand scheduler.Demand) error
 	// Seconds, by verb and HTTP code, takes how long requests took.
 	Seconds *prometheus.HistogramVec
 	Log     *slog.Logger
@@ -132,8 +138,8 @@ func (h *handler) handle(w http.ResponseWriter, r *http.Request, answer verb) (c
 //
 // A node that has not reported is kept. A replica knows no node in its first seconds, and the
 // scheduler asks again about a refused Pod only when something changes in the cluster. The node
-// is judged by the capacity that is published for it then, which the scheduler has compared
-// already.
+// is judged by the capacity that is published for it then, which the scheduler, or Published, has
+// compared already.
 func (h *handler) filter(ctx context.Context, args *extenderv1.ExtenderArgs) (any, error) {
 	demands, err := h.demands(ctx, args.Pod)
 	if err != nil {
@@ -144,14 +150,35 @@ func (h *handler) filter(ctx context.Context, args *extenderv1.ExtenderArgs) (an
 	}
 	fit, refused := []string{}, extenderv1.FailedNodesMap{}
 	for _, node := range *args.NodeNames {
-		var unreported *scheduler.UnreportedError
-		if err := h.Judge.Fit(node, demands); err != nil && !errors.As(err, &unreported) {
-			refused[node] = err.Error()
-		} else {
+		switch err := h.judge(node, demands); {
+		case err == nil:
 			fit = append(fit, node)
+		case len(refused) < maximumReasons:
+			refused[node] = err.Error()
+		default:
+			refused[node] = "node(s) cannot take all of the Pod's volumes"
 		}
 	}
 	return &extenderv1.ExtenderFilterResult{NodeNames: &fit, FailedAndUnresolvableNodes: refused}, nil
+}
+
+// judge returns nil when a node can take all demands together.
+func (h *handler) judge(node string, demands []scheduler.Demand) error {
+	if h.Published != nil {
+		for _, d := range demands {
+			if d.Node != "" {
+				continue // it exists
+			}
+			if err := h.Published(node, d); err != nil {
+				return err
+			}
+		}
+	}
+	var unreported *scheduler.UnreportedError
+	if err := h.Judge.Fit(node, demands); !errors.As(err, &unreported) {
+		return err
+	}
+	return nil
 }
 
 func (h *handler) prioritize(ctx context.Context, args *extenderv1.ExtenderArgs) (any, error) {

@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"math/big"
@@ -65,8 +66,12 @@ func demandsBySize(_ context.Context, pod *v1.Pod) ([]scheduler.Demand, error) {
 }
 
 func newHandler(demands func(context.Context, *v1.Pod) ([]scheduler.Demand, error)) http.Handler {
-	return New(Options{Judge: twoNodes(), Demands: demands, Log: slog.New(slog.DiscardHandler),
-		Seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "seconds"}, []string{"verb", "code"})})
+	return New(options(demands))
+}
+
+func options(demands func(context.Context, *v1.Pod) ([]scheduler.Demand, error)) Options {
+	return Options{Judge: twoNodes(), Demands: demands, Log: slog.New(slog.DiscardHandler),
+		Seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "seconds"}, []string{"verb", "code"})}
 }
 
 func podOf(sizes string) *v1.Pod {
@@ -126,6 +131,59 @@ func TestFilterKeepsTheNodesThatCanTakeAllVolumesTogether(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// What is published is less than what the ledger has, as the leader may know reasons that this replica does not.
+func TestFilterComparesEachVolumeWithWhatIsPublished(t *testing.T) {
+	published := map[string]int64{"large": 50 * mib, "elsewhere": 40 * mib}
+	o := options(demandsBySize)
+	o.Published = func(node string, d scheduler.Demand) error {
+		if published[node] < d.Bytes {
+			return errors.New(node + " has less published")
+		}
+		return nil
+	}
+	server := httptest.NewServer(New(o))
+	defer server.Close()
+	for name, test := range map[string]struct {
+		sizes string
+		want  []string
+	}{
+		"a Pod that is not our business":      {"", []string{"small", "large", "unpublished", "elsewhere"}},
+		"one volume":                          {"[40]", []string{"large", "elsewhere"}},
+		"one that fits by the ledger alone":   {"[64]", []string{}},
+		"two, each of which is published for": {"[48,48]", []string{"large"}},
+		"two that do not fit together":        {"[50,52]", []string{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var result extenderv1.ExtenderFilterResult
+			code, text := ask(t, server.Client(), server.URL+"/filter", extenderv1.ExtenderArgs{Pod: podOf(test.sizes), NodeNames: &[]string{"small", "large", "unpublished", "elsewhere"}}, &result)
+			if code != http.StatusOK || result.NodeNames == nil || !slices.Equal(*result.NodeNames, test.want) {
+				t.Errorf("%d %s", code, text)
+			}
+		})
+	}
+}
+
+// The scheduler writes all reasons that differ into the Pod's status, at each attempt.
+func TestTheReasonsOfManyNodesAreFew(t *testing.T) {
+	o := options(demandsBySize)
+	o.Published = func(node string, _ scheduler.Demand) error { return errors.New(node) }
+	server := httptest.NewServer(New(o))
+	defer server.Close()
+	var nodes []string
+	for i := range 1000 {
+		nodes = append(nodes, fmt.Sprint("n", i))
+	}
+	var result extenderv1.ExtenderFilterResult
+	code, text := ask(t, server.Client(), server.URL+"/filter", extenderv1.ExtenderArgs{Pod: podOf("[4]"), NodeNames: &nodes}, &result)
+	reasons := map[string]bool{}
+	for _, why := range result.FailedAndUnresolvableNodes {
+		reasons[why] = true
+	}
+	if code != http.StatusOK || len(result.FailedAndUnresolvableNodes) != len(nodes) || !reasons["n0"] || len(reasons) != maximumReasons+1 {
+		t.Errorf("%d, %d nodes refused, %d reasons: %s", code, len(result.FailedAndUnresolvableNodes), len(reasons), text)
 	}
 }
 
