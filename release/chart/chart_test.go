@@ -129,6 +129,9 @@ storageClasses:
 		"scheduler extender": {
 			"resources: [../base]\ncomponents: [../components/scheduler-extender]", "schedulerExtender: {enabled: true}",
 		},
+		"scheduler extender that compares capacity": {
+			"resources: [../base]\ncomponents: [../components/scheduler-extender, ../components/scheduler-extender-capacity]", "schedulerExtender: {enabled: true, checksCapacity: true}",
+		},
 		"a scheduler of our own": {
 			"resources: [../base]\ncomponents: [../components/scheduler]", "scheduler: {enabled: true}",
 		},
