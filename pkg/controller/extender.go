@@ -47,7 +47,7 @@ func (c *Controller) serveExtender(ctx context.Context) error {
 		func(reason string) { c.core.metrics.extenderRejections.WithLabelValues(reason).Inc() }, c.o.Log)
 }
 
-// published returns nil when what is published for a node and a StorageClass has room for a claim. The leader knows
+// published returns nil when what is published for a node and a StorageClass is enough for a claim. The leader knows
 // reasons to publish less that the ledger of another replica does not have.
 func (c *Controller) published(node string, d scheduler.Demand) error {
 	name := capacity.Key{Node: node, Class: d.StorageClass}.ObjectName()

@@ -61,7 +61,7 @@ type Options struct {
 	// Demands says which volumes a Pod still needs from us; none for a Pod that
 	// is not our business. It is called concurrently.
 	Demands func(context.Context, *v1.Pod) ([]scheduler.Demand, error)
-	// Published returns nil when the capacity that is published for a node has room for one of the demands. It is
+	// Published returns nil when the capacity that is published for a node is enough for one of the demands. It is
 	// nil where the scheduler compares that itself.
 	Published func(node string, demand scheduler.Demand) error
 	// Seconds, by verb and HTTP code, takes how long requests took.
