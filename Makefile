@@ -267,8 +267,9 @@ bench-controller: ## Measure the controller with a real control plane and fake n
 	cd e2e && $(GO) run ./cmd/benchcontroller
 
 .PHONY: bench-scale
-bench-scale: ## Measure two replicas with many simulated nodes (NODES=50,1000,5000)
-	cd e2e && $(GO) run ./cmd/benchcontroller -scale $(or $(NODES),50,1000)
+bench-scale: ## Measure two replicas with many simulated nodes (NODES=50,1000,5000; VOLUMES, HELD, CLASSES, FULL, BURST, CHURN)
+	cd e2e && $(GO) run ./cmd/benchcontroller -scale $(if $(NODES),$(NODES),50,1000) $(if $(VOLUMES),-volumes $(VOLUMES)) $(if $(HELD),-held $(HELD)) \
+		$(if $(CLASSES),-classes $(CLASSES)) $(if $(FULL),-full $(FULL)) -scale-bursts $(if $(BURST),$(BURST),100,1000) -churn-rate 20 $(if $(CHURN),-churn $(CHURN))
 
 .PHONY: bench-pod
 bench-pod: bench-mount ## Measure stage and publish against a bare mount, then Pod start and volumes per second on a real cluster

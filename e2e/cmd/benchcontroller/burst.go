@@ -1,10 +1,8 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,6 +29,8 @@ type burst struct {
 	failures  int             // our ProvisioningFailed Events
 	warnings  int             // the PV controller's ProvisioningFailed and ClaimLost Events
 	writes    writes          // our API writes per volume, from creation to removal
+	allWrites writes          // the same of all clients
+	scheduler time.Duration   // the scheduler's processor time until the last Pod had its node
 	deleteAll time.Duration   // from the Pods' deletion to the last PersistentVolume gone
 }
 
@@ -40,10 +40,14 @@ const volumeBytes = 1 << 30
 // burst creates Pods, at a rate per second or at once, waits until all have
 // their node, removes them and waits until nothing is left.
 func (c *cluster) burst(ctx context.Context, pods int, rate float64) (*burst, error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*waitTimeout)
+	ctx, cancel := context.WithTimeout(ctx, 2*waitTimeout+time.Duration(pods*c.nodes)*time.Millisecond)
 	defer cancel()
 	b := &burst{pods: pods}
 	before, err := c.writes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	allBefore, err := c.allWrites(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -51,10 +55,21 @@ func (c *cluster) burst(ctx context.Context, pods int, rate float64) (*burst, er
 	if err != nil {
 		return nil, err
 	}
+	seconds, err := c.schedulerSeconds(ctx)
+	if err != nil {
+		return nil, err
+	}
 	if err := c.place(ctx, namespace, b, rate); err != nil {
 		return nil, err
 	}
-	time.Sleep(10 * time.Second) // the controller-manager sends its Events late
+	secondsAfter, err := c.schedulerSeconds(ctx)
+	if err != nil {
+		return nil, err
+	}
+	b.scheduler = time.Duration((secondsAfter - seconds) * float64(time.Second))
+	if err := pause(ctx, 10*time.Second); err != nil { // the controller-manager sends its Events late
+		return nil, err
+	}
 	if err := c.countEvents(ctx, namespace, b); err != nil {
 		return nil, err
 	}
@@ -66,13 +81,17 @@ func (c *cluster) burst(ctx context.Context, pods int, rate float64) (*burst, er
 		return nil, err
 	}
 	b.deleteAll = time.Since(begin)
-	time.Sleep(40 * time.Second) // what the controller-manager still has to do is not for the next burst to pay
+	if err := pause(ctx, 40*time.Second); err != nil { // what the controller-manager still has to do is not for the next burst to pay
+		return nil, err
+	}
 	after, err := c.writes(ctx)
 	if err != nil {
 		return nil, err
 	}
 	b.writes = after.since(before, pods)
-	return b, nil
+	allAfter, err := c.allWrites(ctx)
+	b.allWrites = allAfter.since(allBefore, pods)
+	return b, err
 }
 
 // makeNamespace makes a namespace in which Pods can be made.
@@ -87,10 +106,13 @@ func (c *cluster) makeNamespace(ctx context.Context, prefix string) (string, err
 	})
 }
 
-// noVolumes waits until no PersistentVolume is left.
+// ofPods are the PersistentVolumes of Pods, and not those that nodes hold from the beginning.
+const ofPods = "!" + heldLabel
+
+// noVolumes waits until no PersistentVolume of Pods is left.
 func (c *cluster) noVolumes(ctx context.Context, bound time.Duration) error {
-	return carve.Until(ctx, bound, "all volumes are gone", func(ctx context.Context) error {
-		list, err := c.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+	return carve.Until(ctx, bound, "all volumes of Pods are gone", func(ctx context.Context) error {
+		list, err := c.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{LabelSelector: ofPods})
 		if err == nil && len(list.Items) > 0 {
 			err = fmt.Errorf("%d are left", len(list.Items))
 		}
@@ -113,7 +135,9 @@ func (c *cluster) place(ctx context.Context, namespace string, b *burst, rate fl
 	creating.Go(func() error {
 		for i := range b.pods {
 			if rate > 0 {
-				time.Sleep(time.Until(begin.Add(time.Duration(float64(i) / rate * float64(time.Second)))))
+				if err := pause(creatingCtx, time.Until(begin.Add(time.Duration(float64(i)/rate*float64(time.Second))))); err != nil {
+					return err
+				}
 			}
 			created[i] = time.Now()
 			if rate > 0 {
@@ -185,26 +209,33 @@ func (c *cluster) follow(ctx context.Context, namespace string, seen chan<- any)
 }
 
 func (c *cluster) createPod(ctx context.Context, namespace string, i int, bytes int64) error {
-	class, none := storageClass, int64(0)
+	if _, err := c.client.CoreV1().Pods(namespace).Create(ctx, c.pod(i, bytes), metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("create a Pod: %w", err)
+	}
+	return nil
+}
+
+// volumeName is the name of a Pod's volume.
+const volumeName = "scratch"
+
+// pod is the i-th Pod, with a volume of one class after the other.
+func (c *cluster) pod(i int, bytes int64) *corev1.Pod {
+	class, none := className(i%c.classes), int64(0)
 	_, request := c.resources()
-	_, err := c.client.CoreV1().Pods(namespace).Create(ctx, &corev1.Pod{
+	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("pod-%d", i)},
 		Spec: corev1.PodSpec{
 			TerminationGracePeriodSeconds: &none,                                                      // there is no kubelet to confirm a deletion
 			Tolerations:                   []corev1.Toleration{{Operator: corev1.TolerationOpExists}}, // the nodes have no heartbeat
 			Containers:                    []corev1.Container{{Name: "c", Image: "none", Resources: corev1.ResourceRequirements{Requests: request}}},
-			Volumes: []corev1.Volume{{Name: "scratch", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{
+			Volumes: []corev1.Volume{{Name: volumeName, VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{
 				VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: corev1.PersistentVolumeClaimSpec{
 					StorageClassName: &class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
 					Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
 						corev1.ResourceStorage: *resource.NewQuantity(bytes, resource.BinarySI)}},
 				}}}}}},
 		},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		return fmt.Errorf("create a Pod: %w", err)
 	}
-	return nil
 }
 
 func (c *cluster) countEvents(ctx context.Context, namespace string, b *burst) error {
@@ -221,57 +252,4 @@ func (c *cluster) countEvents(ctx context.Context, namespace string, b *burst) e
 		}
 	}
 	return nil
-}
-
-// writes are numbers of requests that change something, by resource.
-type writes map[string]float64
-
-// writes is how many requests that change something the controller has made. Leases and
-// TokenReviews are not for volumes.
-func (c *cluster) writes(ctx context.Context) (writes, error) {
-	page, err := c.metrics(ctx, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer page.Close()
-	found := writes{}
-	for lines := bufio.NewScanner(page); lines.Scan(); {
-		name, value, ok := strings.Cut(lines.Text(), `"} `)
-		resource, ours := strings.CutPrefix(name, `carve_controller_api_writes_total{resource="`)
-		if !ok || !ours || resource == "leases" || resource == "tokenreviews" {
-			continue
-		}
-		if found[resource], err = strconv.ParseFloat(value, 64); err != nil {
-			return nil, fmt.Errorf("read metrics: %w", err)
-		}
-	}
-	return found, nil
-}
-
-// since is what was written since before, per volume.
-func (w writes) since(before writes, volumes int) writes {
-	each := writes{}
-	for resource, n := range w {
-		if n > before[resource] {
-			each[resource] = (n - before[resource]) / float64(volumes)
-		}
-	}
-	return each
-}
-
-// all is the sum over the resources.
-func (w writes) all() (sum float64) {
-	for _, n := range w {
-		sum += n
-	}
-	return sum
-}
-
-// String returns the sum, and what it is made of.
-func (w writes) String() string {
-	var parts []string
-	for _, resource := range slices.Sorted(maps.Keys(w)) {
-		parts = append(parts, fmt.Sprintf("%s %.1f", resource, w[resource]))
-	}
-	return fmt.Sprintf("%.1f: %s", w.all(), strings.Join(parts, ", "))
 }

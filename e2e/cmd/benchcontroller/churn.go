@@ -17,6 +17,9 @@ import (
 // drainTime is how long the load's last volumes may take to go.
 const drainTime = 15 * time.Minute
 
+// churnLive is how long a Pod lives that comes and goes.
+const churnLive = 20 * time.Second
+
 // churnPlan is a steady load of Pods with a volume each.
 type churnPlan struct {
 	pace float64       // Pods per second
@@ -29,6 +32,7 @@ type churnPlan struct {
 // churn is what such a load showed.
 type churn struct {
 	churnPlan
+	nodes    int
 	pods     int
 	bound    []time.Duration    // from selected node to bound claim, sorted
 	halves   [2][]time.Duration // the same of each half of the load
@@ -57,7 +61,7 @@ func (c *cluster) churn(ctx context.Context, p churnPlan, bytes int64) (*churn, 
 		return nil, err
 	}
 	l := &churning{
-		cluster: c, namespace: namespace, begin: time.Now(), result: &churn{churnPlan: p, pods: int(p.pace * p.time.Seconds())},
+		cluster: c, namespace: namespace, begin: time.Now(), result: &churn{churnPlan: p, nodes: c.nodes, pods: int(p.pace * p.time.Seconds())},
 		selected: map[string]time.Time{}, bound: map[string]bool{},
 	}
 	watching, stop := context.WithCancel(ctx)
@@ -175,7 +179,7 @@ func (l *churning) report(ctx context.Context) {
 			return
 		case <-tick:
 		}
-		volumes, err := l.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+		volumes, err := l.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{LabelSelector: ofPods, ResourceVersion: "0"})
 		if err != nil {
 			continue
 		}
@@ -193,8 +197,8 @@ func measureChurn(ctx context.Context, p plan, programs *programs, progress io.W
 	var results []*churn
 	for _, load := range []churnPlan{
 		{pace: p.churnRate, time: time.Minute},
-		{pace: p.churnRate, time: p.churnTime, live: 20 * time.Second},
-		{pace: p.churnRate, time: p.churnTime, live: 20 * time.Second, setting: setting{clientRate: highRate}},
+		{pace: p.churnRate, time: p.churnTime, live: churnLive},
+		{pace: p.churnRate, time: p.churnTime, live: churnLive, setting: setting{clientRate: highRate}},
 	} {
 		err := withCluster(ctx, clusterOptions{programs: programs, progress: progress, nodes: p.nodes, nodeBytes: 1 << 40, clientRate: load.clientRate}, func(c *cluster) error {
 			fmt.Fprintf(progress, "%v Pods per second for %v, each deleted after %v, Kubernetes' own clients: %s\n", load.pace, load.time, load.live, load.rate())

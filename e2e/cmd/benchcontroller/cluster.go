@@ -1,18 +1,13 @@
 package main
 
 import (
-	"bufio"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -89,7 +84,10 @@ type clusterOptions struct {
 	clientRate int // of Kubernetes' own controllers; 0 for their defaults
 	packed     bool
 	replicas   int // of the controller; 0 for one
+	classes    int // StorageClasses, and device classes of every node; 0 for one
 	volumes    int // that every node has from the beginning
+	held       int // volumes of these that have a PersistentVolume
+	full       int // percentage of nodes without space for a Pod's volume
 }
 
 // cluster is a control plane with a controller and fake nodes.
@@ -101,11 +99,17 @@ type cluster struct {
 	client    kubernetes.Interface
 	// kubeconfig is the controller's, controllers are the processes of its replicas.
 	kubeconfig  string
-	controllers map[int]*os.Process
-	// fleet is the process of the fake nodes, connecting how long it took until every replica
-	// knew all of them and their capacity was published.
-	fleet      *os.Process
+	controllers map[int]*process
+	// uplinkCA is the file with the controller's CA. connecting is how long it took until every
+	// replica knew all fake nodes and their capacity was published.
+	uplinkCA   string
 	connecting time.Duration
+}
+
+// process is a program that runs in the cluster's network.
+type process struct {
+	*os.Process
+	ended chan struct{} // closed at its end
 }
 
 // uplinkAddress and opsAddress are where a replica of the controller listens.
@@ -118,6 +122,7 @@ func withCluster(ctx context.Context, o clusterOptions, f func(*cluster) error) 
 	if err != nil {
 		return fmt.Errorf("make a folder: %w", err)
 	}
+	o.classes = max(1, o.classes)
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	name := fmt.Sprintf("carve-bench-%d", os.Getpid())
 	namespace, err := netns.Create(name, netns.DefaultGateway)
@@ -129,7 +134,7 @@ func withCluster(ctx context.Context, o clusterOptions, f func(*cluster) error) 
 		defer cancel()
 		err = errors.Join(err, netns.Remove(removing, name)) // ends all that runs inside
 	}()
-	c := &cluster{clusterOptions: o, dir: dir, namespace: namespace, controllers: map[int]*os.Process{}}
+	c := &cluster{clusterOptions: o, dir: dir, namespace: namespace, controllers: map[int]*process{}, uplinkCA: filepath.Join(dir, "ca.crt")}
 	c.plane, err = controlplane.Start(ctx, controlplane.Options{Dir: filepath.Join(dir, "plane"), Namespace: namespace, Kube: o.programs.kubernetes, ClientRate: o.clientRate, Progress: o.progress})
 	if err != nil {
 		return err
@@ -163,20 +168,19 @@ func (c *cluster) install(ctx context.Context) error {
 		return fmt.Errorf("write the metrics token: %w", err)
 	}
 	for replica := range max(1, c.replicas) {
-		if err := c.startReplica(replica); err != nil {
+		if err := c.startReplica(ctx, replica); err != nil {
 			return err
 		}
 		if err := carve.Until(ctx, waitTimeout, "the first replica leads", func(ctx context.Context) error { return c.leads(ctx, 0) }); err != nil {
 			return err
 		}
 	}
-	ca := filepath.Join(c.dir, "ca.crt")
 	err = carve.Until(ctx, waitTimeout, "the controller publishes its CA", func(ctx context.Context) error {
 		published, err := c.client.CoreV1().ConfigMaps(carveNamespace).Get(ctx, "carve-uplink-ca", metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
-		return os.WriteFile(ca, []byte(published.Data["ca.crt"]), 0o600)
+		return os.WriteFile(c.uplinkCA, []byte(published.Data["ca.crt"]), 0o600)
 	})
 	if err != nil {
 		return err
@@ -188,56 +192,57 @@ func (c *cluster) install(ctx context.Context) error {
 	adding, addingCtx := errgroup.WithContext(ctx)
 	adding.SetLimit(16)
 	for i := range c.nodes {
-		adding.Go(func() error { return c.addNode(addingCtx, fmt.Sprintf("node-%03d", i), tokens) })
+		adding.Go(func() error { return c.addNode(addingCtx, nodeName(i), tokens) })
 	}
 	if err := adding.Wait(); err != nil {
 		return err
 	}
-	return c.startFleet(ctx, ca, tokens)
+	if err := c.addClasses(ctx); err != nil {
+		return err
+	}
+	return c.startFleet(ctx, tokens)
 }
 
-// startFleet starts the fake nodes, and waits until all are known and published.
-func (c *cluster) startFleet(ctx context.Context, ca, tokens string) error {
-	var uplinks []string
-	for replica := range max(1, c.replicas) {
-		uplinks = append(uplinks, uplinkAddress(replica))
-	}
-	begin := time.Now()
-	var err error
-	c.fleet, err = c.start("fakefleet", c.programs.fakefleet, "--controller", strings.Join(uplinks, ","), "--server-name", uplinkHost, "--controller-ca", ca,
-		"--tokens", tokens, "--bytes", fmt.Sprint(c.nodeBytes), "--create-time", c.createTime.String(), "--volumes", fmt.Sprint(c.volumes), "--changes", c.changesFile())
+// addClasses makes the StorageClasses beside the one that is shipped, each for a device class.
+func (c *cluster) addClasses(ctx context.Context) error {
+	shipped, err := c.client.StorageV1().StorageClasses().Get(ctx, storageClass, metav1.GetOptions{})
 	if err != nil {
-		return err
+		return fmt.Errorf("read the StorageClass: %w", err)
 	}
-	bound := waitTimeout + time.Duration(c.nodes)*100*time.Millisecond
-	for replica := range uplinks {
-		err := carve.Until(ctx, bound, "every node is connected", func(ctx context.Context) error {
-			connected, err := c.metric(ctx, replica, "carve_controller_connected_nodes")
-			if err == nil && int(connected) < c.nodes {
-				err = fmt.Errorf("%v of %d", connected, c.nodes)
-			}
-			return err
-		})
-		if err != nil {
-			return err
+	for i := 1; i < c.classes; i++ {
+		class := shipped.DeepCopy()
+		class.ObjectMeta = metav1.ObjectMeta{Name: className(i)}
+		class.Parameters["carve.csi.local/device-class"] = deviceClass(i)
+		if _, err := c.client.StorageV1().StorageClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil {
+			return fmt.Errorf("make StorageClass %s: %w", class.Name, err)
 		}
 	}
-	err = carve.Until(ctx, bound, "every node's capacity is published", func(ctx context.Context) error {
-		list, err := c.client.StorageV1().CSIStorageCapacities(carveNamespace).List(ctx, metav1.ListOptions{ResourceVersion: "0"})
-		if err == nil && len(list.Items) < c.nodes {
-			err = fmt.Errorf("%d of %d", len(list.Items), c.nodes)
-		}
-		return err
-	})
-	c.connecting = time.Since(begin)
-	return err
+	return nil
 }
 
-// changesFile is where the fake nodes note when they changed.
-func (c *cluster) changesFile() string { return filepath.Join(c.dir, "changes") }
+// nodeName names the i-th fake node.
+func nodeName(i int) string { return fmt.Sprintf("node-%03d", i) }
 
-// startReplica starts a replica of the controller.
-func (c *cluster) startReplica(replica int) error {
+// className and deviceClass name the i-th StorageClass and the device class that it has of every node.
+func className(i int) string   { return numbered(storageClass, i) }
+func deviceClass(i int) string { return numbered("local", i) }
+
+func numbered(name string, i int) string {
+	if i == 0 {
+		return name
+	}
+	return fmt.Sprintf("%s-%d", name, i+1)
+}
+
+// startReplica starts a replica of the controller, once an earlier process of it has ended.
+func (c *cluster) startReplica(ctx context.Context, replica int) error {
+	if earlier := c.controllers[replica]; earlier != nil {
+		select {
+		case <-earlier.ended:
+		case <-ctx.Done():
+			return fmt.Errorf("wait for the end of replica %d: %w", replica, ctx.Err())
+		}
+	}
 	process, err := c.start(fmt.Sprintf("controller-%d", replica), c.programs.controller, "--kubeconfig", c.kubeconfig, "--uplink-listen", uplinkAddress(replica), "--uplink-host", uplinkHost,
 		"--ops-listen", opsAddress(replica), "--metrics-token-file", filepath.Join(c.dir, "metrics-token"), "--log-level", "warn")
 	c.controllers[replica] = process
@@ -329,9 +334,9 @@ func (c *cluster) addNode(ctx context.Context, name, tokens string) error {
 	if err != nil {
 		return fmt.Errorf("make the agent of %s: %w", name, err)
 	}
-	hour := int64(3600)
+	day := int64(24 * 3600) // longer than a measurement
 	token, err := c.token(ctx, "carve-node", &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
-		Audiences: []string{"carve-uplink"}, ExpirationSeconds: &hour,
+		Audiences: []string{"carve-uplink"}, ExpirationSeconds: &day,
 		BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: agent.Name, UID: agent.UID},
 	}})
 	if err != nil {
@@ -344,7 +349,7 @@ func (c *cluster) addNode(ctx context.Context, name, tokens string) error {
 }
 
 // start runs a program in the cluster's network until the cluster is removed.
-func (c *cluster) start(name, path string, arguments ...string) (*os.Process, error) {
+func (c *cluster) start(name, path string, arguments ...string) (*process, error) {
 	log, err := os.Create(filepath.Join(c.dir, name+".log"))
 	if err != nil {
 		return nil, fmt.Errorf("make a log: %w", err)
@@ -355,64 +360,12 @@ func (c *cluster) start(name, path string, arguments ...string) (*os.Process, er
 	if err := c.namespace.Start(command); err != nil {
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
-	go func() { _ = command.Wait() }()
-	return command.Process, nil
-}
-
-// metrics reads the metrics page of a replica.
-func (c *cluster) metrics(ctx context.Context, replica int) (io.ReadCloser, error) {
-	return c.get(ctx, replica, "/metrics")
-}
-
-// ready returns an error unless a replica is ready.
-func (c *cluster) ready(ctx context.Context, replica int) error {
-	page, err := c.get(ctx, replica, "/readyz")
-	if err != nil {
-		return err
-	}
-	return page.Close()
-}
-
-// get reads a page that a replica serves beside its work.
-func (c *cluster) get(ctx context.Context, replica int, path string) (io.ReadCloser, error) {
-	client := http.Client{Transport: &http.Transport{
-		DialContext:       c.namespace.DialContext,
-		DisableKeepAlives: true,
-		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // self-signed, on our own loopback
-	}}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+opsAddress(replica)+path, nil)
-	if err != nil {
-		return nil, fmt.Errorf("ask for %s: %w", path, err)
-	}
-	request.Header.Set("Authorization", "Bearer "+metricsToken)
-	response, err := client.Do(request)
-	if err != nil {
-		return nil, fmt.Errorf("ask for %s: %w", path, err)
-	}
-	if response.StatusCode != http.StatusOK {
-		_ = response.Body.Close()
-		return nil, fmt.Errorf("ask for %s: %s", path, response.Status)
-	}
-	return response.Body, nil
-}
-
-// metric reads a metric without labels of a replica.
-func (c *cluster) metric(ctx context.Context, replica int, name string) (float64, error) {
-	page, err := c.metrics(ctx, replica)
-	if err != nil {
-		return 0, err
-	}
-	defer page.Close()
-	for lines := bufio.NewScanner(page); lines.Scan(); {
-		if text, ours := strings.CutPrefix(lines.Text(), name+" "); ours {
-			value, err := strconv.ParseFloat(text, 64)
-			if err != nil {
-				return 0, fmt.Errorf("read %s: %w", name, err)
-			}
-			return value, nil
-		}
-	}
-	return 0, fmt.Errorf("replica %d has no metric %s", replica, name)
+	p := &process{command.Process, make(chan struct{})}
+	go func() {
+		defer close(p.ended)
+		_ = command.Wait()
+	}()
+	return p, nil
 }
 
 func combined(namespace netns.Namespace, command *exec.Cmd) ([]byte, error) {

@@ -27,7 +27,7 @@ type plan struct {
 	churnRate            float64
 	churnTime            time.Duration
 	churnOnly            bool
-	scale                []int
+	scale                scalePlan
 }
 
 // singleRate is how many Pods per second come where each is to be alone.
@@ -81,18 +81,16 @@ func main() {
 	flag.IntVar(&p.fillNodes, "fill-nodes", 20, "nodes in the experiment that fills them exactly")
 	flag.Float64Var(&p.fillRate, "fill-rate", 40, "Pods per second in that experiment")
 	flag.Float64Var(&p.churnRate, "churn-rate", 10, "Pods per second that come and, twenty seconds later, go")
-	flag.DurationVar(&p.churnTime, "churn", 10*time.Minute, "for how long they do")
+	flag.DurationVar(&p.churnTime, "churn", 10*time.Minute, "for how long they do; with -scale, 0 leaves it out")
 	flag.BoolVar(&p.churnOnly, "churn-only", false, "measure nothing else")
-	flag.Func("scale", "measure only how the controller scales, with that many `nodes`, separated by commas", func(text string) error {
-		for _, number := range strings.Split(text, ",") {
-			nodes, err := strconv.Atoi(number)
-			if err != nil {
-				return err
-			}
-			p.scale = append(p.scale, nodes)
-		}
-		return nil
-	})
+	flag.Func("scale", "measure only how the controller scales, with that many `nodes`, separated by commas", numbers(&p.scale.nodes))
+	p.scale.bursts = []int{100}
+	flag.Func("scale-bursts", "`Pods` at once there, separated by commas", numbers(&p.scale.bursts))
+	flag.IntVar(&p.scale.volumes, "volumes", 20, "volumes that each of these nodes has from the beginning")
+	flag.IntVar(&p.scale.held, "held", 1000, "how many of them have a PersistentVolume, at most")
+	flag.IntVar(&p.scale.classes, "classes", 1, "StorageClasses there, and device classes of each node")
+	flag.IntVar(&p.scale.full, "full", 0, "percentage of these nodes that have no space for a Pod's volume")
+	flag.DurationVar(&p.scale.createTime, "create-time", 200*time.Millisecond, "how long a volume group there takes to make or to delete a volume, one after the other")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -102,23 +100,38 @@ func main() {
 	}
 }
 
+// numbers reads numbers that are separated by commas.
+func numbers(into *[]int) func(string) error {
+	return func(text string) error {
+		*into = nil
+		for _, number := range strings.Split(text, ",") {
+			n, err := strconv.Atoi(number)
+			if err != nil {
+				return err
+			}
+			*into = append(*into, n)
+		}
+		return nil
+	}
+}
+
 func run(ctx context.Context, p plan, out, progress io.Writer) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Hour)
-	defer cancel()
 	programs, cleanUp, err := build(ctx, progress)
 	if err != nil {
 		return err
 	}
 	defer cleanUp()
-	if len(p.scale) > 0 {
+	if len(p.scale.nodes) > 0 { // each wait of it is bounded
 		scaled, err := measureScale(ctx, p, programs, progress)
 		return errors.Join(err, printScale(out, p, scaled))
 	}
+	ctx, cancel := context.WithTimeout(ctx, time.Hour)
+	defer cancel()
 	churned, err := measureChurn(ctx, p, programs, progress)
 	if err != nil {
 		return err
 	}
-	if err := printChurn(out, p, churned); err != nil || p.churnOnly {
+	if err := printChurn(out, churned); err != nil || p.churnOnly {
 		return err
 	}
 	var filled []filling

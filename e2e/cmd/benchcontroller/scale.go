@@ -4,31 +4,24 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
-	"slices"
-	"strconv"
-	"strings"
-	"sync"
 	"syscall"
 	"time"
-
-	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/tools/cache"
-
-	"github.com/carve-csi/carve/e2e/carve"
 )
 
 const (
-	// scaleVolumes is how many volumes every node has from the beginning.
-	scaleVolumes = 20
 	// calmingTime is what the cluster gets before it counts as idle, for which it is watched
 	// for idleTime: until then the controller-manager has seen that the nodes send no heartbeats.
 	calmingTime = time.Minute
 	idleTime    = time.Minute
-	// changedNodes is how many nodes change one after the other, at most.
-	changedNodes = 200
 )
+
+// scalePlan is what is measured of each number of nodes.
+type scalePlan struct {
+	nodes, bursts          []int
+	volumes, held, classes int // held is how many of a node's volumes have a PersistentVolume at most
+	full                   int // percentage of nodes
+	createTime             time.Duration
+}
 
 // scale is what a number of nodes takes: of the leader first, and of the stand-by.
 type scale struct {
@@ -37,17 +30,15 @@ type scale struct {
 	cores      [2]float64      // processors used while idle
 	connecting time.Duration   // from the nodes' start until both replicas know all and their capacity is published
 	published  []time.Duration // from a change on a node to its capacity object, as another client sees it; sorted
-	burst      burst
-	killed     time.Duration // from the leader's SIGKILL until the other leads
-	started    time.Duration // from the start of a replica until it is ready
-	stopped    time.Duration // from the leader's SIGTERM until the other leads
-}
-
-func (s scale) published50() string { return s.publishedAt(50) }
-func (s scale) published99() string { return s.publishedAt(99) }
-
-func (s scale) publishedAt(percent int) string {
-	return quantile(s.published, percent).Round(time.Millisecond).String()
+	// bursts, churn and hung are none where all nodes are full.
+	bursts  []burst
+	churn   *churn
+	hung    hung
+	killed  time.Duration // from the leader's SIGKILL until the other leads
+	started time.Duration // from the start of a replica until it is ready
+	stopped time.Duration // from the leader's SIGTERM until the other leads
+	// both is what followed when both replicas were killed, agents when all agents restarted.
+	both, agents comeback
 }
 
 // perSecond is how many Pods got their node per second.
@@ -62,65 +53,97 @@ func (b burst) perSecond() float64 {
 // measured together with the error that ended it.
 func measureScale(ctx context.Context, p plan, programs *programs, progress io.Writer) ([]scale, error) {
 	var results []scale
-	for _, nodes := range p.scale {
-		fmt.Fprintf(progress, "%d nodes with %d volumes each\n", nodes, scaleVolumes)
+	for _, nodes := range p.scale.nodes {
+		fmt.Fprintf(progress, "%d nodes\n", nodes)
 		err := withCluster(ctx, clusterOptions{
-			programs: programs, progress: progress, nodes: nodes, nodeBytes: 1 << 40, clientRate: highRate, replicas: 2, volumes: scaleVolumes,
+			programs: programs, progress: progress, nodes: nodes, nodeBytes: 1 << 40, createTime: p.scale.createTime, clientRate: highRate, replicas: 2,
+			classes: p.scale.classes, volumes: p.scale.volumes, held: min(p.scale.held, p.scale.volumes), full: p.scale.full,
 		}, func(c *cluster) error {
-			result, err := c.measureScale(ctx, p)
-			if err == nil {
-				results = append(results, *result)
-			}
+			result := scale{nodes: c.nodes, connecting: c.connecting}
+			err := c.measureScale(ctx, p, &result)
+			results = append(results, result)
 			return err
 		})
 		if err != nil {
-			return results, err
+			return results, fmt.Errorf("%d nodes: %w", nodes, err)
 		}
 	}
 	return results, nil
 }
 
-func (c *cluster) measureScale(ctx context.Context, p plan) (*scale, error) {
-	s := &scale{nodes: c.nodes, connecting: c.connecting}
+// measureScale does one thing after the other. What ends it leaves the rest empty.
+func (c *cluster) measureScale(ctx context.Context, p plan, s *scale) (err error) {
 	fmt.Fprintf(c.progress, "all known and published after %v; %v of rest\n", short(s.connecting), calmingTime+idleTime)
 	if err := c.idle(ctx, s); err != nil {
-		return nil, err
+		return err
 	}
 	fmt.Fprintf(c.progress, "resident bytes %.0f, cores %.3f; nodes change\n", s.memory, s.cores)
-	var err error
 	if s.published, err = c.change(ctx); err != nil {
-		return nil, err
+		return err
 	}
-	fmt.Fprintf(c.progress, "published after %v, %v; %d Pods at once\n", s.published50(), s.published99(), p.burst)
-	b, err := c.burst(ctx, p.burst, 0)
-	if err != nil {
-		return nil, err
+	fmt.Fprintf(c.progress, "published after %v, %v\n", millis(quantile(s.published, 50)), millis(quantile(s.published, 99)))
+	if c.full < 100 {
+		if err := c.load(ctx, p, s); err != nil {
+			return err
+		}
 	}
-	s.burst = *b
-	fmt.Fprintf(c.progress, "%.1f Pods per second; the leader is killed\n", b.perSecond())
+	if s.agents, err = c.restartAgents(ctx); err != nil {
+		return err
+	}
+	fmt.Fprintf(c.progress, "all agents restarted after %v, with %.0f writes of capacity; the leader is killed\n", short(s.agents.took), s.agents.writes)
 	if s.killed, err = c.takeOver(ctx, 0, 1, syscall.SIGKILL); err != nil {
-		return nil, err
+		return err
 	}
-	begin := time.Now()
-	if err := c.startReplica(0); err != nil {
-		return nil, err
+	if s.started, err = c.replaceReplica(ctx, 0); err != nil {
+		return err
 	}
-	if err := carve.Until(ctx, waitTimeout, "the replica is ready", func(ctx context.Context) error { return c.ready(ctx, 0) }); err != nil {
-		return nil, err
+	if err := pause(ctx, settleTime); err != nil {
+		return err
 	}
-	s.started = time.Since(begin)
-	time.Sleep(5 * time.Second) // both have taken part in the election again
-	s.stopped, err = c.takeOver(ctx, 1, 0, syscall.SIGTERM)
-	fmt.Fprintf(c.progress, "taken over after %v and %v, ready after %v\n", short(s.killed), short(s.stopped), short(s.started))
-	return s, err
+	if s.stopped, err = c.takeOver(ctx, 1, 0, syscall.SIGTERM); err != nil {
+		return err
+	}
+	fmt.Fprintf(c.progress, "taken over after %v and %v, ready after %v; both are killed\n", short(s.killed), short(s.stopped), short(s.started))
+	if _, err := c.replaceReplica(ctx, 1); err != nil {
+		return err
+	}
+	if s.both, err = c.killAll(ctx); err != nil {
+		return err
+	}
+	fmt.Fprintf(c.progress, "all known again after %v, with %.0f writes of capacity\n", short(s.both.took), s.both.writes)
+	if c.full == 100 {
+		return nil
+	}
+	fmt.Fprintln(c.progress, "a node hangs")
+	s.hung, err = c.hang(ctx)
+	return err
+}
+
+// load measures Pods that come at once, and that come and go.
+func (c *cluster) load(ctx context.Context, p plan, s *scale) error {
+	for _, pods := range p.scale.bursts {
+		fmt.Fprintf(c.progress, "%d Pods at once\n", pods)
+		b, err := c.burst(ctx, pods, 0)
+		if err != nil {
+			return err
+		}
+		s.bursts = append(s.bursts, *b)
+		fmt.Fprintf(c.progress, "%.1f Pods per second\n", b.perSecond())
+	}
+	if p.churnTime == 0 {
+		return nil
+	}
+	load := churnPlan{pace: p.churnRate, time: p.churnTime, live: churnLive, setting: setting{clientRate: c.clientRate}}
+	fmt.Fprintf(c.progress, "%v Pods per second for %v, each deleted after %v\n", load.pace, load.time, load.live)
+	var err error
+	s.churn, err = c.churn(ctx, load, volumeBytes)
+	return err
 }
 
 // idle measures both replicas while nothing happens.
 func (c *cluster) idle(ctx context.Context, s *scale) error {
-	select {
-	case <-time.After(calmingTime):
-	case <-ctx.Done():
-		return ctx.Err()
+	if err := pause(ctx, calmingTime); err != nil {
+		return err
 	}
 	var before [2]float64
 	var err error
@@ -130,10 +153,8 @@ func (c *cluster) idle(ctx context.Context, s *scale) error {
 		}
 	}
 	begin := time.Now()
-	select {
-	case <-time.After(idleTime):
-	case <-ctx.Done():
-		return ctx.Err()
+	if err := pause(ctx, idleTime); err != nil {
+		return err
 	}
 	for replica := range before {
 		after, err := c.metric(ctx, replica, "process_cpu_seconds_total")
@@ -146,89 +167,4 @@ func (c *cluster) idle(ctx context.Context, s *scale) error {
 		}
 	}
 	return nil
-}
-
-// change has nodes change, and returns how long each change took to be published, sorted.
-func (c *cluster) change(ctx context.Context) ([]time.Duration, error) {
-	factory := informers.NewSharedInformerFactoryWithOptions(c.client, 0, informers.WithNamespace(carveNamespace))
-	informer := factory.Storage().V1().CSIStorageCapacities().Informer()
-	var mu sync.Mutex
-	seen := map[string]time.Time{}
-	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{UpdateFunc: func(old, now any) {
-		before, okBefore := old.(*storagev1.CSIStorageCapacity)
-		after, okAfter := now.(*storagev1.CSIStorageCapacity)
-		if !okBefore || !okAfter || before.Capacity.Cmp(*after.Capacity) == 0 {
-			return
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		if node := after.NodeTopology.MatchLabels[topologyKey]; seen[node].IsZero() {
-			seen[node] = time.Now()
-		}
-	}})
-	if err != nil {
-		return nil, fmt.Errorf("follow capacity: %w", err)
-	}
-	watching, stop := context.WithCancel(ctx)
-	defer stop()
-	factory.Start(watching.Done())
-	factory.WaitForCacheSync(watching.Done())
-	if err := c.fleet.Signal(syscall.SIGUSR1); err != nil {
-		return nil, fmt.Errorf("have nodes change: %w", err)
-	}
-	var took []time.Duration
-	err = carve.Until(ctx, waitTimeout, "all changes are published", func(context.Context) error {
-		changed, err := c.changes()
-		if err != nil {
-			return err
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		took = nil
-		for node, at := range changed {
-			if !seen[node].IsZero() {
-				took = append(took, seen[node].Sub(at))
-			}
-		}
-		if want := min(c.nodes, changedNodes); len(took) < want {
-			return fmt.Errorf("%d of %d", len(took), want)
-		}
-		return nil
-	})
-	slices.Sort(took)
-	return took, err
-}
-
-// changes returns when the nodes that changed did so.
-func (c *cluster) changes() (map[string]time.Time, error) {
-	text, err := os.ReadFile(c.changesFile())
-	if err != nil {
-		return nil, fmt.Errorf("read the changes: %w", err)
-	}
-	changed := map[string]time.Time{}
-	for line := range strings.Lines(string(text)) {
-		node, at, complete := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
-		if !complete || !strings.HasSuffix(line, "\n") {
-			continue // it is being written
-		}
-		nanoseconds, err := strconv.ParseInt(at, 10, 64)
-		if err != nil {
-			return nil, fmt.Errorf("read the changes: %w", err)
-		}
-		changed[node] = time.Unix(0, nanoseconds)
-	}
-	return changed, nil
-}
-
-// takeOver ends the leader by a signal, and returns when the other replica leads.
-func (c *cluster) takeOver(ctx context.Context, leader, next int, signal syscall.Signal) (time.Duration, error) {
-	if err := c.leads(ctx, leader); err != nil {
-		return 0, err
-	}
-	begin := time.Now()
-	if err := c.controllers[leader].Signal(signal); err != nil {
-		return 0, fmt.Errorf("end the leader: %w", err)
-	}
-	err := carve.Until(ctx, waitTimeout, "the other replica leads", func(ctx context.Context) error { return c.leads(ctx, next) })
-	return time.Since(begin), err
 }

@@ -47,50 +47,56 @@ func printFilling(out io.Writer, p plan, results []filling) error {
 	return w.Flush()
 }
 
-func printChurn(out io.Writer, p plan, results []*churn) error {
-	fmt.Fprintf(out, "Pods with an ephemeral volume that come and go, on %d nodes:\n\n", p.nodes)
+func printChurn(out io.Writer, results []*churn) error {
+	fmt.Fprintf(out, "Pods with an ephemeral volume that come and go:\n\n")
 	w := tabwriter.NewWriter(out, 0, 0, 1, ' ', tabwriter.Debug)
-	header(w, "Pods per second", "Kubernetes' own clients", "for", "each deleted after", "bound", "selected → bound, p50", "p99", "p50 of the first half", "p50 of the second half", "PV controller's warnings", "all gone after")
+	header(w, "nodes", "Pods per second", "Kubernetes' own clients", "for", "each deleted after", "bound", "selected → bound, p50", "p99", "p50 of the first half", "p50 of the second half", "PV controller's warnings", "all gone after")
 	for _, r := range results {
-		row(w, r.pace, r.rate(), r.time, r.live, fmt.Sprintf("%d of %d", len(r.bound), r.pods),
+		row(w, r.nodes, r.pace, r.rate(), r.time, r.live, fmt.Sprintf("%d of %d", len(r.bound), r.pods),
 			short(quantile(r.bound, 50)), short(quantile(r.bound, 99)), short(quantile(r.halves[0], 50)), short(quantile(r.halves[1], 50)), r.warnings, short(r.drain))
 	}
 	return w.Flush()
 }
 
 func printScale(out io.Writer, p plan, results []scale) error {
-	fmt.Fprintf(out, "Two replicas and simulated nodes with %d volumes each:\n\n", scaleVolumes)
+	fmt.Fprintf(out, "\nTwo replicas and simulated nodes: %d volumes each, %d of them with a PersistentVolume, in %d classes; %d %% of the nodes are full; a volume group takes %v per volume.\n\n",
+		p.scale.volumes, min(p.scale.held, p.scale.volumes), p.scale.classes, p.scale.full, p.scale.createTime)
 	w := tabwriter.NewWriter(out, 0, 0, 1, ' ', tabwriter.Debug)
-	header(w, "nodes", "resident memory, leader", "stand-by", "idle cores, leader", "stand-by", "all known and published after", "change → published, p50", "p99",
-		"leader killed → another leads", "stopped → another leads", "started anew → ready")
+	header(w, "nodes", "resident memory, leader", "stand-by", "idle cores, leader", "stand-by", "all known and published after", "change → published, p50", "p99")
 	for _, r := range results {
 		row(w, r.nodes, fmt.Sprintf("%.0f MiB", r.memory[0]/(1<<20)), fmt.Sprintf("%.0f MiB", r.memory[1]/(1<<20)),
-			fmt.Sprintf("%.3f", r.cores[0]), fmt.Sprintf("%.3f", r.cores[1]), short(r.connecting),
-			r.published50(), r.published99(), short(r.killed), short(r.stopped), short(r.started))
+			fmt.Sprintf("%.3f", r.cores[0]), fmt.Sprintf("%.3f", r.cores[1]), short(r.connecting), millis(quantile(r.published, 50)), millis(quantile(r.published, 99)))
 	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "\nThe same in proportion to %d nodes, and %d Pods with a volume at once:\n\n", p.scale[0], p.burst)
-	header(w, "nodes", "memory per node, ratio", "all known, per node, ratio", "change → published, p50, ratio", "Pods per second", "ratio", "Pod created → placed, p50", "p99", "selected → bound, p50", "p99",
-		"API writes per volume", "failures")
+	fmt.Fprintf(out, "\nWhat ends, and until when the rest goes on:\n\n")
+	header(w, "nodes", "leader killed → another leads", "stopped → another leads", "started anew → ready", "both killed → all nodes known", "writes of capacity", "all agents restarted → all known", "writes of capacity",
+		"node hung → its capacity is zero", "a Pod sent there is elsewhere")
 	for _, r := range results {
-		first := results[0]
-		row(w, r.nodes, ratio(r.memory[0]/float64(r.nodes), first.memory[0]/float64(first.nodes)),
-			ratio(r.connecting.Seconds()/float64(r.nodes), first.connecting.Seconds()/float64(first.nodes)),
-			ratio(quantile(r.published, 50).Seconds(), quantile(first.published, 50).Seconds()),
-			fmt.Sprintf("%.1f", r.burst.perSecond()), ratio(r.burst.perSecond(), first.burst.perSecond()),
-			short(quantile(r.burst.placed, 50)), short(quantile(r.burst.placed, 99)), short(quantile(r.burst.bound, 50)), short(quantile(r.burst.bound, 99)), r.burst.writes, r.burst.failures)
+		row(w, r.nodes, measured(r.killed), measured(r.stopped), measured(r.started), measured(r.both.took), r.both.writes, measured(r.agents.took), r.agents.writes,
+			measured(r.hung.withdrawn), measured(r.hung.rescheduled))
 	}
-	return w.Flush()
-}
-
-// ratio is how many times as much as before something is.
-func ratio(now, before float64) string {
-	if before == 0 {
-		return ""
+	if err := w.Flush(); err != nil {
+		return err
 	}
-	return fmt.Sprintf("%.2f", now/before)
+	fmt.Fprintf(out, "\nPods with a volume at once:\n\n")
+	header(w, "nodes", "Pods", "Pods per second", "Pod created → placed, p50", "p99", "selected → bound, p50", "p99", "scheduler's processor time per Pod", "failures", "Carve's writes per volume", "all clients' writes per volume")
+	var churned []*churn
+	for _, r := range results {
+		for _, b := range r.bursts {
+			row(w, r.nodes, b.pods, fmt.Sprintf("%.1f", b.perSecond()), short(quantile(b.placed, 50)), short(quantile(b.placed, 99)), short(quantile(b.bound, 50)), short(quantile(b.bound, 99)),
+				(b.scheduler / time.Duration(b.pods)).Round(100*time.Microsecond), b.failures, b.writes, b.allWrites)
+		}
+		if r.churn != nil {
+			churned = append(churned, r.churn)
+		}
+	}
+	if err := w.Flush(); err != nil || len(churned) == 0 {
+		return err
+	}
+	fmt.Fprintln(out)
+	return printChurn(out, churned)
 }
 
 // header begins a Markdown table.
@@ -131,5 +137,15 @@ func quantile(sorted []time.Duration, percent int) time.Duration {
 	}
 	return sorted[min(len(sorted)-1, len(sorted)*percent/100)]
 }
+
+// measured leaves out what was not measured.
+func measured(d time.Duration) string {
+	if d == 0 {
+		return ""
+	}
+	return short(d)
+}
+
+func millis(d time.Duration) string { return d.Round(time.Millisecond).String() }
 
 func short(d time.Duration) string { return d.Round(10 * time.Millisecond).String() }

@@ -1,6 +1,6 @@
 // fakefleet is many nodes in one process: one fake lvmd per file of a folder,
 // each with its own uplink to a real controller. It is what benchmarks of the
-// controller run against.
+// controller run against. control.go is how a benchmark has the nodes change.
 package main
 
 import (
@@ -9,17 +9,11 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
-	"google.golang.org/grpc"
-
-	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
-	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
-	"github.com/carve-csi/carve/pkg/uplink"
 )
 
 func main() {
@@ -34,11 +28,11 @@ func main() {
 
 // options are the command line.
 type options struct {
-	controllers                                []string
-	serverName, caFile, tokens, class, changes string
-	bytes                                      int64
-	volumes, changed                           int
-	createTime                                 time.Duration
+	controllers                         []string
+	serverName, caFile, tokens, control string
+	classes, volumes, full              int
+	bytes                               int64
+	createTime, restartTime             time.Duration
 }
 
 func newCommand() *cobra.Command {
@@ -52,12 +46,13 @@ func newCommand() *cobra.Command {
 	flags.StringVar(&o.serverName, "server-name", "", "name in the controller's certificate")
 	flags.StringVar(&o.caFile, "controller-ca", "", "file with the controller's CA")
 	flags.StringVar(&o.tokens, "tokens", "", "folder with one file per node, named as the node, that holds its token")
-	flags.StringVar(&o.class, "device-class", "local", "name of every node's device class, which is the default one")
-	flags.Int64Var(&o.bytes, "bytes", 100<<30, "size of every node's device class")
-	flags.IntVar(&o.volumes, "volumes", 0, "volumes of 1 MiB that every node has from the beginning")
-	flags.StringVar(&o.changes, "changes", "", "file to which lines of a node and a time (ns since 1970) are appended as its size changes, at SIGUSR1")
-	flags.IntVar(&o.changed, "changed", 200, "how many nodes change then, twenty per second")
-	flags.DurationVar(&o.createTime, "create-time", 0, "how long every create takes")
+	flags.IntVar(&o.classes, "classes", 1, "device classes of every node, each with a volume group of its own: local, which is the default one, local-2 and so on")
+	flags.Int64Var(&o.bytes, "bytes", 100<<30, "size of every device class")
+	flags.IntVar(&o.volumes, "volumes", 0, "volumes of one extent that every node has from the beginning, as another cluster's claims would have left them")
+	flags.IntVar(&o.full, "full", 0, "percentage of nodes that have two extents left")
+	flags.DurationVar(&o.createTime, "create-time", 0, "how long every create and every delete takes in its volume group, one after the other")
+	flags.DurationVar(&o.restartTime, "restart-time", 5*time.Second, "how long a node that is restarted has no uplink")
+	flags.StringVar(&o.control, "control", "", "address on which HTTP requests are taken that have nodes change")
 	return cmd
 }
 
@@ -68,70 +63,20 @@ func run(ctx context.Context, o options) error {
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	group, ctx := errgroup.WithContext(ctx)
-	var nodes []*lvmdfake.Server
-	for _, file := range files {
-		node := lvmdfake.New(file.Name(), lvmdfake.Class{Name: o.class, Default: true, Bytes: o.bytes})
-		for i := range o.volumes {
-			_, err := node.CreateVolume(ctx, &lvmdv1.CreateVolumeRequest{Name: fmt.Sprintf("held-%d", i), RequiredBytes: 1 << 20, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM})
-			if err != nil {
-				return fmt.Errorf("make a volume of %s: %w", file.Name(), err)
-			}
+	var nodes []*node
+	for i, file := range files {
+		n, err := newNode(ctx, o, file.Name(), isFull(i, o.full), log)
+		if err != nil {
+			return fmt.Errorf("node %s: %w", file.Name(), err)
 		}
-		nodes = append(nodes, node)
-		node.SetHooks(lvmdfake.Hooks{BeforeCreate: func(ctx context.Context, _ *lvmdv1.CreateVolumeRequest) error {
-			select {
-			case <-time.After(o.createTime):
-				return nil
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-		}})
-		server := grpc.NewServer(uplink.ServerOptions()...)
-		lvmdv1.RegisterLVMDServer(server, node)
-		context.AfterFunc(ctx, server.Stop)
-		for _, controller := range o.controllers {
-			group.Go(func() error {
-				return uplink.RunClient(ctx, uplink.ClientOptions{
-					Addresses: controller, ServerName: o.serverName, CAFile: o.caFile, TokenFile: filepath.Join(o.tokens, file.Name()),
-					NodeName: file.Name(), Version: "fake", Serve: server.Serve, Log: log.With("node", file.Name()),
-				})
-			})
-		}
+		nodes = append(nodes, n)
+		group.Go(func() error { return n.run(ctx) })
 	}
-	if o.changes != "" {
-		group.Go(func() error { return change(ctx, o, nodes) })
+	if o.control != "" {
+		group.Go(func() error { return serveControl(ctx, o, nodes) })
 	}
 	return group.Wait()
 }
 
-// change waits for SIGUSR1, and then gives nodes another size, one after the other.
-func change(ctx context.Context, o options, nodes []*lvmdfake.Server) error {
-	asked := make(chan os.Signal, 1)
-	signal.Notify(asked, syscall.SIGUSR1)
-	defer signal.Stop(asked)
-	select {
-	case <-asked:
-	case <-ctx.Done():
-		return nil
-	}
-	file, err := os.OpenFile(o.changes, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
-		return fmt.Errorf("changes: %w", err)
-	}
-	defer file.Close()
-	tick := time.NewTicker(time.Second / 20)
-	defer tick.Stop()
-	for _, node := range nodes[:min(o.changed, len(nodes))] {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return nil
-		}
-		now := time.Now()
-		node.Resize(o.class, o.bytes/2)
-		if _, err := fmt.Fprintln(file, node.Node(), now.UnixNano()); err != nil {
-			return fmt.Errorf("changes: %w", err)
-		}
-	}
-	return nil
-}
+// isFull spreads the full nodes evenly over all.
+func isFull(i, percentage int) bool { return (i+1)*percentage/100 > i*percentage/100 }
