@@ -10,9 +10,9 @@ import (
 	"github.com/carve-csi/carve/e2e/carve"
 )
 
-// settleTime is how long capacity is watched after all nodes are known again, and how long both
+// quietTime is how long capacity is watched after all nodes are known again, and how long both
 // replicas get to take part in the election.
-const settleTime = 5 * time.Second
+const quietTime = 5 * time.Second
 
 // comeback is how the nodes were known again.
 type comeback struct {
@@ -96,7 +96,7 @@ func (c *cluster) disturb(ctx context.Context, do func() error) (comeback, error
 		return comeback{}, err
 	}
 	b := comeback{took: time.Since(begin)}
-	if err := pause(ctx, settleTime); err != nil {
+	if err := pause(ctx, quietTime); err != nil {
 		return comeback{}, err
 	}
 	after, err := c.allWrites(ctx)

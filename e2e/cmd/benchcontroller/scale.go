@@ -97,7 +97,7 @@ func (c *cluster) measureScale(ctx context.Context, p plan, s *scale) (err error
 	if s.started, err = c.replaceReplica(ctx, 0); err != nil {
 		return err
 	}
-	if err := pause(ctx, settleTime); err != nil {
+	if err := pause(ctx, quietTime); err != nil {
 		return err
 	}
 	if s.stopped, err = c.takeOver(ctx, 1, 0, syscall.SIGTERM); err != nil {
