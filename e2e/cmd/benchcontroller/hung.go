@@ -42,13 +42,8 @@ func (c *cluster) hang(ctx context.Context) (h hung, err error) {
 	if err != nil {
 		return h, err
 	}
-	if err := carve.Until(ctx, waitTimeout, "the node that will hang is offered", func(ctx context.Context) error {
-		offered, err := c.offered(ctx, hungNode)
-		if err == nil && !offered {
-			err = errors.New("it has no capacity")
-		}
-		return err
-	}); err != nil {
+	offered := func(ctx context.Context) error { return c.offered(ctx, hungNode) }
+	if err := carve.Until(ctx, waitTimeout, "the node that will hang has capacity", offered); err != nil {
 		return h, err
 	}
 	namespace, err := c.makeNamespace(ctx, "hung-")
@@ -77,14 +72,8 @@ func (c *cluster) hang(ctx context.Context) (h hung, err error) {
 		return h, err
 	}
 	return h, carve.Until(ctx, hungTimeout, "the node that hangs has no capacity, and the Pod is on another one", func(ctx context.Context) error {
-		if h.withdrawn == 0 {
-			offered, err := c.offered(ctx, hungNode)
-			if err != nil {
-				return err
-			}
-			if !offered {
-				h.withdrawn = time.Since(begin)
-			}
+		if h.withdrawn == 0 && errors.Is(offered(ctx), errNotOffered) {
+			h.withdrawn = time.Since(begin)
 		}
 		if h.rescheduled == 0 {
 			placed, err := c.client.CoreV1().Pods(namespace).Get(ctx, pod.Name, metav1.GetOptions{})
@@ -102,13 +91,15 @@ func (c *cluster) hang(ctx context.Context) (h hung, err error) {
 	})
 }
 
-// offered reports whether a node has capacity that is not zero.
-func (c *cluster) offered(ctx context.Context, node string) (bool, error) {
+var errNotOffered = errors.New("no capacity is published but zero")
+
+// offered returns an error unless a node has capacity that is not zero.
+func (c *cluster) offered(ctx context.Context, node string) error {
 	list, err := c.client.StorageV1().CSIStorageCapacities(carveNamespace).List(ctx, metav1.ListOptions{ResourceVersion: "0"})
-	if err != nil {
-		return false, err
-	}
-	return slices.ContainsFunc(list.Items, func(one storagev1.CSIStorageCapacity) bool {
+	if err == nil && !slices.ContainsFunc(list.Items, func(one storagev1.CSIStorageCapacity) bool {
 		return one.NodeTopology.MatchLabels[topologyKey] == node && !one.Capacity.IsZero()
-	}), nil
+	}) {
+		err = errNotOffered
+	}
+	return err
 }
