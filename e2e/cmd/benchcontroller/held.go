@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/carve-csi/carve/e2e/carve"
 )
@@ -72,7 +73,9 @@ func (c *cluster) bindHeld(ctx context.Context) error {
 		}
 		return nil
 	})
-	fmt.Fprintf(c.progress, "%d PersistentVolumes made and bound after %v\n", want, short(time.Since(begin)))
+	if err == nil {
+		fmt.Fprintf(c.progress, "%d PersistentVolumes made and bound after %v\n", want, short(time.Since(begin)))
+	}
 	return err
 }
 
@@ -107,6 +110,20 @@ func (c *cluster) bind(ctx context.Context, namespace string, h held) error {
 	}, metav1.CreateOptions{})
 	if err != nil {
 		return fmt.Errorf("make PersistentVolume %s: %w", h.Name, err)
+	}
+	// The PV controller would do the rest, one volume after the other.
+	_, err = c.client.CoreV1().PersistentVolumes().Patch(ctx, h.Name, types.MergePatchType, []byte(`{"status":{"phase":"Bound"}}`), metav1.PatchOptions{}, "status")
+	if err != nil {
+		return fmt.Errorf("have PersistentVolume %s bound: %w", h.Name, err)
+	}
+	for _, patch := range []struct{ text, subresource string }{
+		{`{"metadata":{"annotations":{"pv.kubernetes.io/bind-completed":"yes"}}}`, ""},
+		{fmt.Sprintf(`{"status":{"phase":"Bound","accessModes":[%q],"capacity":{"storage":"%d"}}}`, modes[0], heldBytes), "status"},
+	} {
+		_, err := c.client.CoreV1().PersistentVolumeClaims(namespace).Patch(ctx, h.Claim, types.MergePatchType, []byte(patch.text), metav1.PatchOptions{}, patch.subresource)
+		if err != nil {
+			return fmt.Errorf("have claim %s bound: %w", h.Claim, err)
+		}
 	}
 	return nil
 }
