@@ -13,20 +13,19 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/carve-csi/carve/e2e/carve"
 )
 
-const (
-	hungNode = "hung"
-	// hungTimeout bounds what follows when it hangs: longer than a controller waits for any call.
-	hungTimeout = 8 * time.Minute
-)
+const hungNode = "hung"
 
 // hung is what followed when a node hung: its process stopped, while the kernel kept its connections.
 type hung struct {
-	withdrawn   time.Duration // until its capacity was published as zero, or not at all
-	rescheduled time.Duration // until a Pod that was sent there had its volume on another node
+	withdrawn time.Duration // from a Pod's being sent there until its capacity was published as zero, or not at all
+	// rescheduled is from the taint out-of-service, without which the node may have made the Pod's
+	// volume, until the Pod had another node.
+	rescheduled time.Duration
 }
 
 // hang adds a node that is a process of its own, stops that, and has a Pod sent there. The node stays so.
@@ -71,24 +70,30 @@ func (c *cluster) hang(ctx context.Context) (h hung, err error) {
 	if err != nil {
 		return h, err
 	}
-	return h, carve.Until(ctx, hungTimeout, "the node that hangs has no capacity, and the Pod is on another one", func(ctx context.Context) error {
-		if h.withdrawn == 0 && errors.Is(offered(ctx), errNotOffered) {
-			h.withdrawn = time.Since(begin)
-		}
-		if h.rescheduled == 0 {
-			placed, err := c.client.CoreV1().Pods(namespace).Get(ctx, pod.Name, metav1.GetOptions{})
-			if err != nil {
-				return err
-			}
-			if node := placed.Spec.NodeName; node != "" && node != hungNode {
-				h.rescheduled = time.Since(begin)
-			}
-		}
-		if h.withdrawn == 0 || h.rescheduled == 0 {
-			return fmt.Errorf("capacity withdrawn: %t, Pod elsewhere: %t", h.withdrawn > 0, h.rescheduled > 0)
+	err = carve.Until(ctx, waitTimeout, "the node that hangs has no capacity", func(ctx context.Context) error {
+		if err := c.offered(ctx, hungNode); !errors.Is(err, errNotOffered) {
+			return errors.Join(err, errors.New("it has capacity"))
 		}
 		return nil
 	})
+	if err != nil {
+		return h, err
+	}
+	h.withdrawn = time.Since(begin)
+	begin = time.Now()
+	taint := []byte(`{"spec":{"taints":[{"key":"node.kubernetes.io/out-of-service","value":"nodeshutdown","effect":"NoExecute"}]}}`)
+	if _, err := c.client.CoreV1().Nodes().Patch(ctx, hungNode, types.StrategicMergePatchType, taint, metav1.PatchOptions{}); err != nil {
+		return h, fmt.Errorf("taint the node that hangs: %w", err)
+	}
+	err = carve.Until(ctx, waitTimeout, "the Pod is on another node", func(ctx context.Context) error {
+		placed, err := c.client.CoreV1().Pods(namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+		if err == nil && (placed.Spec.NodeName == "" || placed.Spec.NodeName == hungNode) {
+			err = fmt.Errorf("its node is %q", placed.Spec.NodeName)
+		}
+		return err
+	})
+	h.rescheduled = time.Since(begin)
+	return h, err
 }
 
 var errNotOffered = errors.New("no capacity is published but zero")
