@@ -27,19 +27,11 @@ func (c *cluster) takeOver(ctx context.Context, leader, next int, signal syscall
 		return 0, err
 	}
 	begin := time.Now()
-	if err := c.signal(leader, signal); err != nil {
-		return 0, err
+	if err := c.controllers[leader].Signal(signal); err != nil {
+		return 0, fmt.Errorf("end the leader: %w", err)
 	}
 	err := carve.Until(ctx, waitTimeout, "the other replica leads", func(ctx context.Context) error { return c.leads(ctx, next) })
 	return time.Since(begin), err
-}
-
-// signal sends a replica what ends it.
-func (c *cluster) signal(replica int, signal syscall.Signal) error {
-	if err := c.controllers[replica].Signal(signal); err != nil {
-		return fmt.Errorf("end replica %d: %w", replica, err)
-	}
-	return nil
 }
 
 // replaceReplica starts a replica that has ended, and returns how long it took to be ready.
@@ -56,8 +48,8 @@ func (c *cluster) replaceReplica(ctx context.Context, replica int) (time.Duratio
 func (c *cluster) killAll(ctx context.Context) (comeback, error) {
 	return c.disturb(ctx, func() error {
 		for replica := range c.controllers {
-			if err := c.signal(replica, syscall.SIGKILL); err != nil {
-				return err
+			if err := c.controllers[replica].Kill(); err != nil {
+				return fmt.Errorf("kill replica %d: %w", replica, err)
 			}
 		}
 		for replica := range c.controllers {
