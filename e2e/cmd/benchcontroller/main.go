@@ -123,6 +123,9 @@ func run(ctx context.Context, p plan, out, progress io.Writer) error {
 	defer cleanUp()
 	if len(p.scale.nodes) > 0 { // each wait of it is bounded
 		scaled, err := measureScale(ctx, p, programs, progress)
+		if len(scaled) == 0 {
+			return err
+		}
 		return errors.Join(err, printScale(out, p, scaled))
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Hour)
