@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -39,15 +40,24 @@ func (c *Controller) lead(ctx context.Context) error {
 // actUnderLease acts with the number of the lease that this replica just got: every call
 // on a node carries it, and nodes refuse what comes with an older one. A replica that was
 // paused while another took over is so kept from changing anything, however late it
-// notices.
-func (c *Controller) actUnderLease(ctx context.Context) error {
+// notices. So all nodes hear of it first, but for a lease that was released: then the leader before
+// has stopped, and nodes heard of it, or of one between, when those before it may have acted on.
+func (c *Controller) actUnderLease(ctx context.Context, released bool) error {
 	now, err := c.readLeadership(ctx)
 	if err != nil {
 		c.o.Log.Info("the lease is not this replica's", "error", err)
 		return nil
 	}
 	ctx = leadership.With(ctx, now)
-	c.announce(ctx)
+	if !released {
+		c.announce(context.WithoutCancel(ctx)) // also where it stops meanwhile: the next leader relies on that
+		return c.act(ctx)
+	}
+	announcing, stop := context.WithCancel(ctx)
+	var announced sync.WaitGroup
+	announced.Go(func() { c.announce(announcing) })
+	defer announced.Wait()
+	defer stop()
 	return c.act(ctx)
 }
 
@@ -73,9 +83,8 @@ func (c *Controller) readLeadership(ctx context.Context) (leadership.Leadership,
 	}
 }
 
-// announce has the nodes that are connected learn which replica leads, before anything is decided
-// that an earlier leader could undo. A node that does not answer learns it with the
-// first call.
+// announce has the nodes that are connected learn which replica leads. A node that does not answer
+// learns it with the first call.
 func (c *Controller) announce(ctx context.Context) {
 	var nodes []string
 	for _, view := range c.core.Fleet.Views() {

@@ -3,11 +3,13 @@ package controller
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"path"
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -107,10 +109,10 @@ func TestWhatALeaderAsksANodeForCarriesTheNumberOfItsLease(t *testing.T) {
 	if !before.Before(now) {
 		t.Errorf("the second leads with %v, want one after %v", now, before)
 	}
-	// The node knew before the second acted: nothing had happened that it was needed for.
-	if got, want := calls.by(t, "ListClasses"), []leadership.Leadership{now}; !slices.Equal(got, want) {
-		t.Errorf("the node was informed of the leaders %v, want %v", got, want)
-	}
+	// Nothing had happened that the node was needed for.
+	waittest.Until(t, "the node is informed of the second", func() bool {
+		return slices.Equal(calls.by(t, "ListClasses"), []leadership.Leadership{now})
+	}, func() any { return calls.all() })
 	h.grow("one", "200Mi")
 	waittest.Until(t, "the volume has grown", func() bool {
 		return h.pv("pvc-uid-one").Spec.Capacity.Storage().Cmp(resource.MustParse("200Mi")) == 0
@@ -174,12 +176,49 @@ func TestALeaseThatAnotherHoldsByNowIsNotActedUnder(t *testing.T) {
 		acted = true
 		return false, nil, nil
 	})
-	must.Succeed(t, h.c.actUnderLease(t.Context()))
+	must.Succeed(t, h.c.actUnderLease(t.Context(), false))
 	if acted || h.c.acting.Load() != nil {
 		t.Error("a replica whose lease another one holds has acted")
 	}
 	if _, err := h.c.readLeadership(t.Context()); err == nil {
 		t.Error("the number of another one's lease was taken")
+	}
+}
+
+// After a lease that ran out, its holder may act on: nodes hear of the new one before anything is decided. After
+// one that was released, nodes that do not answer keep nothing waiting.
+func TestOnlyALeaderAfterOneThatMayActOnWaitsForNodesToHearOfIt(t *testing.T) {
+	for _, released := range []bool{true, false} {
+		t.Run(fmt.Sprintf("released %t", released), func(t *testing.T) {
+			h := newHarnessOn(t, newClientset(leaseOf("me", 4)), func(c *Controller) { c.o.Identity = "me" })
+			h.c.all.Start(t.Context().Done())
+			h.c.own.Start(t.Context().Done())
+			acts := func() bool { return h.c.acting.Load() != nil }
+			heard := make(chan bool, 1)
+			server := grpc.NewServer(append(uplink.ServerOptions(), grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				if info.FullMethod == lvmdv1.LVMD_ListClasses_FullMethodName {
+					for released && !acts() && ctx.Err() == nil {
+						time.Sleep(time.Millisecond)
+					}
+					heard <- acts()
+				}
+				return handler(ctx, req)
+			}))...)
+			lvmdv1.RegisterLVMDServer(server, lvmdfake.New("n1", lvmdfake.Class{Name: "local", Default: true, Bytes: gib}))
+			h.net.AttachServer("n1", server)
+			waittest.Until(t, "the node connects", func() bool { view, ok := h.c.core.Fleet.View("n1"); return ok && view.Connected })
+			ctx, stop := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			go func() { done <- h.c.actUnderLease(ctx, released) }()
+			if acted := <-heard; acted != released {
+				t.Errorf("when the node heard of it, the leader acted: %t", acted)
+			}
+			waittest.Until(t, "it acts", acts)
+			stop()
+			must.Succeed(t, <-done)
+			h.c.core.Fleet.Close()
+			h.net.Close()
+		})
 	}
 }
 

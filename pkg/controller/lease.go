@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -46,8 +47,9 @@ func newLease(o Options) *lease {
 }
 
 // hold contends for the lease, and acts for as long as it is held, again and again until ctx is done
-// or act fails. When ctx is done, the lease is released after act has returned.
-func (l *lease) hold(ctx context.Context, act func(context.Context) error) error {
+// or act fails. When ctx is done, the lease is released after act has returned. released says that the
+// replica before had released it, so that nothing acts there.
+func (l *lease) hold(ctx context.Context, act func(ctx context.Context, released bool) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	leases := informers.NewSharedInformerFactoryWithOptions(l.client, 0, informers.WithNamespace(l.namespace),
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
@@ -79,18 +81,18 @@ func (l *lease) changed(now *coordinationv1.Lease) {
 }
 
 // holdOnce contends for the lease once, and acts while it is held.
-func (l *lease) holdOnce(ctx context.Context, act func(context.Context) error) error {
+func (l *lease) holdOnce(ctx context.Context, act func(ctx context.Context, released bool) error) error {
 	// The elector outlives ctx by as long as act takes to stop.
 	electing, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	c := &candidacy{end: end}
 	done := make(chan error, 1)
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: &resourcelock.LeaseLock{
+		Lock: &lock{candidacy: c, LeaseLock: &resourcelock.LeaseLock{
 			LeaseMeta:  metav1.ObjectMeta{Namespace: l.namespace, Name: leaseName},
 			Client:     l.client.CoordinationV1(),
 			LockConfig: resourcelock.ResourceLockConfig{Identity: l.identity},
-		},
+		}},
 		LeaseDuration: l.duration, RenewDeadline: l.deadline, RetryPeriod: l.retry,
 		ReleaseOnCancel: true,
 		Name:            leaseName,
@@ -102,7 +104,9 @@ func (l *lease) holdOnce(ctx context.Context, act func(context.Context) error) e
 				acting, stop := context.WithCancel(leading)
 				defer stop()
 				defer context.AfterFunc(ctx, stop)()
-				done <- act(acting)
+				err := act(acting, c.released)
+				c.state.Store(ended)
+				done <- err
 				end()
 			},
 			OnStoppedLeading: func() {},
@@ -115,10 +119,49 @@ func (l *lease) holdOnce(ctx context.Context, act func(context.Context) error) e
 	l.current.Store(c)
 	defer context.AfterFunc(ctx, c.giveUp)()
 	elector.Run(electing)
-	if c.giveUp(); c.state.Load() != begun {
+	if c.giveUp(); c.state.Load() == givenUp {
 		return nil
 	}
 	return <-done
+}
+
+// lock is the lease as the elector of a candidacy reads and writes it.
+type lock struct {
+	*resourcelock.LeaseLock
+	candidacy *candidacy
+	// holder is the one that was read last, taken whether the candidacy has had the lease.
+	holder string
+	taken  bool
+}
+
+// Get implements resourcelock.Interface.
+func (l *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	record, raw, err := l.LeaseLock.Get(ctx)
+	if err == nil {
+		l.holder = record.HolderIdentity
+	}
+	return record, raw, err
+}
+
+// Create implements resourcelock.Interface. A lease that is not there was not released.
+func (l *lock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	l.taken = true
+	return l.LeaseLock.Create(ctx, record)
+}
+
+// Update implements resourcelock.Interface. After renewals that failed, the elector would release the lease
+// while act goes on, and even if another replica holds it by then (client-go v0.37).
+func (l *lock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	if record.HolderIdentity == "" && (l.holder != l.Identity() || !l.candidacy.over()) {
+		return errors.New("it is not released: another replica holds it, or this one acts")
+	}
+	if err := l.LeaseLock.Update(ctx, record); err != nil {
+		return err
+	}
+	if !l.taken {
+		l.taken, l.candidacy.released = true, l.holder == ""
+	}
+	return nil
 }
 
 // candidacy is one attempt to get the lease. The elector calls back in a goroutine of its own, which
@@ -128,12 +171,15 @@ type candidacy struct {
 	elector *leaderelection.LeaderElector
 	// end has the elector stop, and release the lease if it got it.
 	end context.CancelFunc
+	// released says that the lease had no holder when it was got. It is written before act is called.
+	released bool
 }
 
 // The states of a candidacy.
 const (
 	undecided int32 = iota
 	begun           // act was called, and ends the candidacy when it returns
+	ended           // it has returned
 	givenUp         // act was not called, and never will be
 )
 
@@ -147,4 +193,10 @@ func (c *candidacy) giveUp() {
 	if c.state.CompareAndSwap(undecided, givenUp) {
 		c.end()
 	}
+}
+
+// over reports whether act does not run, and will not. It gives up a candidacy that was not decided.
+func (c *candidacy) over() bool {
+	c.giveUp()
+	return c.state.Load() != begun
 }

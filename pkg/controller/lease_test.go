@@ -42,7 +42,7 @@ func TestAReplicaThatIsStoppedWhileItTakesTheLeaseDoesNotActLater(t *testing.T) 
 			return false, nil, nil
 		})
 		var acted atomic.Bool
-		must.Succeed(t, contender(client, "me").holdOnce(ctx, func(context.Context) error {
+		must.Succeed(t, contender(client, "me").holdOnce(ctx, func(context.Context, bool) error {
 			acted.Store(true)
 			return nil
 		}))
@@ -57,7 +57,7 @@ func TestTheLeaseIsReleasedWhenAllThatActedHasStopped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := clientfake.New()
 		ctx, stop := context.WithCancel(t.Context())
-		err := contender(client, "me").hold(ctx, func(acting context.Context) error {
+		err := contender(client, "me").hold(ctx, func(acting context.Context, _ bool) error {
 			stop()
 			<-acting.Done()
 			time.Sleep(10 * leaseDuration) // as long as it takes what acted to stop
@@ -73,6 +73,63 @@ func TestTheLeaseIsReleasedWhenAllThatActedHasStopped(t *testing.T) {
 	})
 }
 
+// The elector of client-go releases what it cannot renew, before those that act know.
+func TestALeaseThatCannotBeRenewedIsNotReleasedWhileItsHolderActs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := clientfake.New()
+		var cut atomic.Bool
+		client.PrependReactor("update", "leases", func(a k8stesting.Action) (bool, runtime.Object, error) {
+			l, ok := a.(k8stesting.UpdateAction).GetObject().(*coordinationv1.Lease)
+			return cut.Load() && ok && ptr.Deref(l.Spec.HolderIdentity, "") != "", nil, errors.New("no answer")
+		})
+		ctx, stop := context.WithCancel(t.Context())
+		must.Succeed(t, contender(client, "me").hold(ctx, func(acting context.Context, _ bool) error {
+			cut.Store(true)
+			<-acting.Done()
+			synctest.Wait()
+			if holder := holderOf(t, client); holder != "me" {
+				t.Errorf("while it stops, the lease is held by %q", holder)
+			}
+			stop()
+			return nil
+		}))
+	})
+}
+
+func TestTheLeaseOfAnotherReplicaIsNotReleased(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := clientfake.New()
+		ctx, stop := context.WithCancel(t.Context())
+		must.Succeed(t, contender(client, "me").hold(ctx, func(context.Context, bool) error {
+			l := must.Get(client.CoordinationV1().Leases("carve-system").Get(t.Context(), leaseName, metav1.GetOptions{}))(t)
+			l.Spec = leaseOf("another", 4).Spec
+			must.Get(client.CoordinationV1().Leases("carve-system").Update(t.Context(), l, metav1.UpdateOptions{}))(t)
+			stop()
+			return nil
+		}))
+		if holder := holderOf(t, client); holder != "another" {
+			t.Errorf("the lease is held by %q, want the one that took it over", holder)
+		}
+	})
+}
+
+func TestAReplicaKnowsWhetherTheLeaseWasReleased(t *testing.T) {
+	for holder, want := range map[string]bool{"": true, "another": false, "me": false} {
+		t.Run("held by "+holder, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, stop := context.WithCancel(t.Context())
+				must.Succeed(t, contender(clientfake.New(leaseOf(holder, 4)), "me").hold(ctx, func(_ context.Context, released bool) error {
+					if released != want {
+						t.Errorf("it was released: %t", released)
+					}
+					stop()
+					return nil
+				}))
+			})
+		})
+	}
+}
+
 // holds has a replica contend for the lease until the test ends or stop is called, and returns whether it acts.
 func (l *lease) holds(t *testing.T) (acts *atomic.Bool, stop func()) {
 	t.Helper()
@@ -80,7 +137,7 @@ func (l *lease) holds(t *testing.T) (acts *atomic.Bool, stop func()) {
 	acts = &atomic.Bool{}
 	done := make(chan error, 1)
 	go func() {
-		done <- l.hold(ctx, func(acting context.Context) error {
+		done <- l.hold(ctx, func(acting context.Context, _ bool) error {
 			acts.Store(true)
 			defer acts.Store(false)
 			<-acting.Done()
