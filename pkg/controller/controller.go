@@ -215,7 +215,10 @@ func (c *Controller) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		}
-		group.Go(func() error { return c.serveUplink(ctx, lis, store, agents) })
+		// The uplinks are closed after the lease was released: that takes seconds for thousands of them.
+		serving, stop := context.WithCancel(context.WithoutCancel(ctx))
+		defer stop()
+		group.Go(func() error { return c.serveUplink(serving, lis, store, agents) })
 		if c.o.CSISocket != "" {
 			group.Go(func() error { return c.serveCSI(ctx) })
 		}

@@ -22,6 +22,7 @@ import (
 
 	"github.com/carve-csi/carve/api/leadership"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/controller/clientfake"
 	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/uplink"
@@ -219,6 +220,25 @@ func TestOnlyALeaderAfterOneThatMayActOnWaitsForNodesToHearOfIt(t *testing.T) {
 			h.c.core.Fleet.Close()
 			h.net.Close()
 		})
+	}
+}
+
+func TestALeaderThatStopsHasItsUplinksUntilItHasReleasedTheLease(t *testing.T) {
+	client := realisticClient(t)
+	r := startReplica(t, client, "only")
+	waittest.Until(t, "it leads", r.leads)
+	connect(t, client, "n1", lvmdfake.New("n1", lvmdfake.Class{Name: "local", Default: true, Bytes: gib}), r)
+	waittest.Until(t, "the node connects", func() bool { view, ok := r.c.core.Fleet.View("n1"); return ok && view.Connected })
+	released := make(chan error, 1)
+	clientfake.React(client, "update", "leases", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		if l, ok := a.(k8stesting.UpdateAction).GetObject().(*coordinationv1.Lease); ok && ptr.Deref(l.Spec.HolderIdentity, "") == "" {
+			released <- r.c.core.Fleet.Announce(t.Context(), "n1")
+		}
+		return false, nil, nil
+	})
+	r.stop()
+	if err := <-released; err != nil {
+		t.Errorf("when the lease is released, the node cannot be called: %v", err)
 	}
 }
 
