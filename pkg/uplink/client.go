@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -15,7 +16,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 )
 
-// ClientOptions configure the node's end. All fields but ServerName, Version
+// ClientOptions configure the node's end. All fields but ServerName, From, Version
 // and Log are required.
 type ClientOptions struct {
 	// Addresses is the controller's host:port. The host is resolved again and
@@ -24,6 +25,9 @@ type ClientOptions struct {
 	// ServerName is the name that the controller's certificate must carry.
 	// Empty means the host of Addresses.
 	ServerName string
+	// From is the address to dial from; the zero one leaves that to the kernel. Many nodes on one machine need one
+	// each, because a controller bounds the handshakes of an address.
+	From netip.Addr
 	// CAFile holds the PEM certificates that the controller's must chain to;
 	// TokenFile the service-account token. Both are read at every dial, for
 	// both rotate.

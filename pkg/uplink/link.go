@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"strings"
 	"sync"
@@ -184,7 +185,11 @@ func (l *link) dial(ctx context.Context) (*notifyConn, *lvmdv1.Welcome, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("token: %w", err)
 	}
-	raw, err := (&net.Dialer{}).DialContext(ctx, "tcp", l.addr)
+	var dialer net.Dialer
+	if from := l.c.o.From; from.IsValid() {
+		dialer.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0))
+	}
+	raw, err := dialer.DialContext(ctx, "tcp", l.addr)
 	if err != nil {
 		return nil, nil, err
 	}

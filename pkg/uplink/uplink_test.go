@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"strings"
 	"sync"
 	"testing"
@@ -28,6 +29,15 @@ func TestControllerCallsTheNodeOverTheConnectionTheNodeMade(t *testing.T) {
 	waitDone(t, s)
 	if err := call(t, s, "a"); !errors.Is(err, ErrSessionClosed) {
 		t.Errorf("call on a session that ended: %v, want ErrSessionClosed", err)
+	}
+}
+
+func TestANodeDialsFromTheAddressThatItIsGiven(t *testing.T) {
+	ca := newTestCA(t, "ca")
+	ctrl := startController(t, ca, "127.0.0.1:0")
+	startNode(t, ca, ctrl.addr, func(c *client) { c.o.From = netip.MustParseAddr("127.1.0.2") })
+	if host, _, _ := net.SplitHostPort(ctrl.session(t).RemoteAddr()); host != "127.1.0.2" {
+		t.Errorf("it dialled from %s", host)
 	}
 }
 

@@ -140,7 +140,7 @@ func (n *node) connect(ctx context.Context) (restarted *sync.WaitGroup, err erro
 	for _, controller := range n.o.controllers {
 		group.Go(func() error {
 			return uplink.RunClient(ctx, uplink.ClientOptions{
-				Addresses: controller, ServerName: n.o.serverName, CAFile: n.o.caFile, TokenFile: filepath.Join(n.o.tokens, n.lvmd.Node()),
+				Addresses: controller, From: addressOf(n.lvmd.Node()), ServerName: n.o.serverName, CAFile: n.o.caFile, TokenFile: filepath.Join(n.o.tokens, n.lvmd.Node()),
 				NodeName: n.lvmd.Node(), Version: "fake", Serve: server.Serve, Log: n.log,
 			})
 		})
