@@ -49,13 +49,14 @@ func (c *Controller) actUnderLease(ctx context.Context, released bool) error {
 		return nil
 	}
 	ctx = leadership.With(ctx, now)
+	nodes := c.toInform()
 	if !released {
-		c.announce(context.WithoutCancel(ctx)) // also where it stops meanwhile: the next leader relies on that
+		c.announce(context.WithoutCancel(ctx), nodes) // also where it stops meanwhile: the next leader relies on that
 		return c.act(ctx)
 	}
 	announcing, stop := context.WithCancel(ctx)
 	var announced sync.WaitGroup
-	announced.Go(func() { c.announce(announcing) })
+	announced.Go(func() { c.announce(announcing, nodes) })
 	defer announced.Wait()
 	defer stop()
 	return c.act(ctx)
@@ -83,16 +84,22 @@ func (c *Controller) readLeadership(ctx context.Context) (leadership.Leadership,
 	}
 }
 
-// announce has the nodes that are connected learn which replica leads. A node that does not answer
-// learns it with the first call.
-func (c *Controller) announce(ctx context.Context) {
-	var nodes []string
+// toInform returns the nodes that are connected, for announce.
+func (c *Controller) toInform() (nodes []string) {
 	for _, view := range c.core.Fleet.Views() {
 		if view.Connected {
 			nodes = append(nodes, view.Node)
 		}
 	}
+	c.core.metrics.uninformed.Set(float64(len(nodes)))
+	return nodes
+}
+
+// announce has nodes learn which replica leads. One that does not answer learns it with the
+// first call.
+func (c *Controller) announce(ctx context.Context, nodes []string) {
 	announceTo(ctx, nodes, func(ctx context.Context, node string) {
+		defer c.core.metrics.uninformed.Dec()
 		if err := c.core.Fleet.Announce(ctx, node); err != nil {
 			c.o.Log.Info("node does not know yet that this replica leads", "node", node, "error", err)
 		}

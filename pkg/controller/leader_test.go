@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/grpc"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	v1 "k8s.io/api/core/v1"
@@ -201,7 +202,7 @@ func TestOnlyALeaderAfterOneThatMayActOnWaitsForNodesToHearOfIt(t *testing.T) {
 					for released && !acts() && ctx.Err() == nil {
 						time.Sleep(time.Millisecond)
 					}
-					heard <- acts()
+					heard <- acts() && testutil.ToFloat64(h.c.core.metrics.uninformed) == 1
 				}
 				return handler(ctx, req)
 			}))...)
@@ -215,6 +216,7 @@ func TestOnlyALeaderAfterOneThatMayActOnWaitsForNodesToHearOfIt(t *testing.T) {
 				t.Errorf("when the node heard of it, the leader acted: %t", acted)
 			}
 			waittest.Until(t, "it acts", acts)
+			waittest.Until(t, "all nodes have heard of it", func() bool { return testutil.ToFloat64(h.c.core.metrics.uninformed) == 0 })
 			stop()
 			must.Succeed(t, <-done)
 			h.c.core.Fleet.Close()

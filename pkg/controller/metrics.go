@@ -26,6 +26,8 @@ type metrics struct {
 	capacity  *capacity.Metrics
 	pin       *pin.Metrics
 	leading   prometheus.Gauge
+	// uninformed are the nodes that have yet to hear that this replica leads.
+	uninformed prometheus.Gauge
 	// made are the calls to nodes, answered those to the CSI service.
 	made, answered *csimetrics.Operations
 	// uplinkRejections are by reason.
@@ -82,6 +84,8 @@ func newMetrics(registerer prometheus.Registerer, connected, refused, reservatio
 				"handshake (it failed), credentials (refused, or they could not be checked). The log has the addresses."}, []string{"reason"}),
 		leading: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "leading",
 			Help: "1 on the replica that leads, 0 on the others."}),
+		uninformed: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "uninformed_nodes",
+			Help: "Connected nodes that have yet to learn that this replica leads."}),
 	}
 	for _, reason := range uplink.RejectReasons {
 		m.uplinkRejections.WithLabelValues(reason)
@@ -89,7 +93,7 @@ func newMetrics(registerer prometheus.Registerer, connected, refused, reservatio
 	for _, reason := range connlimit.ReasonNames() {
 		m.extenderRejections.WithLabelValues(reason)
 	}
-	registerer.MustRegister(m.uplinkRejections, m.extenderRejections, m.extenderSeconds, m.leading,
+	registerer.MustRegister(m.uplinkRejections, m.extenderRejections, m.extenderSeconds, m.leading, m.uninformed,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "connected_nodes",
 			Help: "Nodes with an uplink to this replica."}, connected),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "refused_nodes",
