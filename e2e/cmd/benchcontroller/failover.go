@@ -21,17 +21,35 @@ type comeback struct {
 	writes float64
 }
 
-// takeOver ends the leader by a signal, and returns when the other replica leads.
-func (c *cluster) takeOver(ctx context.Context, leader, next int, signal syscall.Signal) (time.Duration, error) {
+// takeOver is what followed when the leader was ended by a signal.
+type takeOver struct {
+	leads time.Duration // until the other replica led
+	known time.Duration // until all nodes had heard of it
+}
+
+// takeOver ends the leader, and waits until all nodes have heard that the other replica leads.
+func (c *cluster) takeOver(ctx context.Context, leader, next int, signal syscall.Signal) (t takeOver, err error) {
 	if err := c.leads(ctx, leader); err != nil {
-		return 0, err
+		return t, err
 	}
 	begin := time.Now()
 	if err := c.controllers[leader].Signal(signal); err != nil {
-		return 0, fmt.Errorf("end the leader: %w", err)
+		return t, fmt.Errorf("end the leader: %w", err)
 	}
-	err := carve.Until(ctx, waitTimeout, "the other replica leads", func(ctx context.Context) error { return c.leads(ctx, next) })
-	return time.Since(begin), err
+	err = carve.Until(ctx, waitTimeout, "the other replica leads", func(ctx context.Context) error { return c.leads(ctx, next) })
+	if err != nil {
+		return t, err
+	}
+	t.leads = time.Since(begin)
+	err = carve.Until(ctx, waitTimeout, "all nodes have heard that the other replica leads", func(ctx context.Context) error {
+		left, err := c.metric(ctx, next, "carve_controller_uninformed_nodes")
+		if err == nil && left > 0 {
+			err = fmt.Errorf("%v have not", left)
+		}
+		return err
+	})
+	t.known = time.Since(begin)
+	return t, err
 }
 
 // replaceReplica starts a replica that has ended, and returns how long it took to be ready.

@@ -34,9 +34,9 @@ type scale struct {
 	bursts  []burst
 	churn   *churn
 	hung    hung
-	killed  time.Duration // from the leader's SIGKILL until the other leads
+	killed  takeOver      // after the leader's SIGKILL
 	started time.Duration // from the start of a replica until it is ready
-	stopped time.Duration // from the leader's SIGTERM until the other leads
+	stopped takeOver      // after the leader's SIGTERM
 	// both is what followed when both replicas were killed, agents when all agents restarted.
 	both, agents comeback
 }
@@ -103,7 +103,7 @@ func (c *cluster) measureScale(ctx context.Context, p plan, s *scale) (err error
 	if s.stopped, err = c.takeOver(ctx, 1, 0, syscall.SIGTERM); err != nil {
 		return err
 	}
-	fmt.Fprintf(c.progress, "taken over after %v and %v, ready after %v; both are killed\n", short(s.killed), short(s.stopped), short(s.started))
+	fmt.Fprintf(c.progress, "taken over after %v and %v, ready after %v; both are killed\n", short(s.killed.leads), short(s.stopped.leads), short(s.started))
 	if _, err := c.replaceReplica(ctx, 1); err != nil {
 		return err
 	}

@@ -71,10 +71,10 @@ func printScale(out io.Writer, p plan, results []scale) error {
 		return err
 	}
 	fmt.Fprintf(out, "\nWhat ends, and until when the rest goes on:\n\n")
-	header(w, "nodes", "leader killed → another leads", "stopped → another leads", "started anew → ready", "both killed → all nodes known", "writes of capacity", "all agents restarted → all known", "writes of capacity",
+	header(w, "nodes", "leader killed → another leads", "all nodes have heard", "stopped → another leads", "all nodes have heard", "started anew → ready", "both killed → all nodes known", "writes of capacity", "all agents restarted → all known", "writes of capacity",
 		"node hung → its capacity is zero", "tainted out-of-service → a Pod sent there is elsewhere")
 	for _, r := range results {
-		row(w, r.nodes, measured(r.killed), measured(r.stopped), measured(r.started), measured(r.both.took), r.both.writes, measured(r.agents.took), r.agents.writes,
+		row(w, r.nodes, measured(r.killed.leads), measured(r.killed.known), measured(r.stopped.leads), measured(r.stopped.known), measured(r.started), measured(r.both.took), r.both.writes, measured(r.agents.took), r.agents.writes,
 			measured(r.hung.withdrawn), measured(r.hung.rescheduled))
 	}
 	if err := w.Flush(); err != nil {
