@@ -27,12 +27,14 @@ type kind struct {
 	name      string
 	volume    bool
 	scheduler string // empty for the cluster's own
+	byHand    bool   // volumes alone, without Pods
 }
 
 var kinds = []kind{
 	{name: "emptyDir"},
 	{name: "Carve", volume: true},
 	{name: "Carve, `schedulerName: carve`", volume: true, scheduler: "carve"},
+	{name: "by hand", byHand: true},
 }
 
 // round is what one set of Pods, created at once, took.
@@ -40,6 +42,8 @@ type round struct {
 	placed  []time.Duration // creation to the choice of a node for good, per Pod
 	started []time.Duration // creation to Running, per Pod
 	bound   []time.Duration // selected-node to bound, per claim
+	mounted []time.Duration // stage and publish, per volume
+	byHand  []time.Duration // lvcreate, mkfs.ext4 and mount, per volume
 	all     time.Duration   // first creation to the last Pod Running
 	cpu     time.Duration   // what the nodes' processors worked meanwhile
 }
@@ -48,7 +52,13 @@ type round struct {
 func (t table) measure(ctx context.Context, client *carve.Client, pods int) error {
 	for i, k := range kinds {
 		fmt.Fprintf(os.Stderr, "%d Pods, %s\n", pods, k.name)
-		r, err := oneRound(ctx, client, pods, k)
+		var r *round
+		var err error
+		if k.byHand {
+			r, err = byHandRound(ctx, client, pods)
+		} else {
+			r, err = oneRound(ctx, client, pods, k)
+		}
 		if err != nil {
 			return fmt.Errorf("%d Pods, %s: %w", pods, k.name, err)
 		}
@@ -104,7 +114,11 @@ func oneRound(ctx context.Context, client *carve.Client, pods int, k kind) (_ *r
 	}
 	r.all = time.Since(begin)
 	after, err := processorTime(ctx, client)
+	if err != nil {
+		return nil, err
+	}
 	r.cpu = after - before
+	r.mounted, err = mountTimes(ctx, client, namespace.Name)
 	return r, err
 }
 
