@@ -248,11 +248,15 @@ test-e2e: ## Tests on a real Kubernetes cluster (RUN=regexp chooses, KEEP=1 leav
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 75m -parallel 4 -v $(or $(CHOSEN),-skip '^($(UPGRADE)|$(PROMETHEUS)|$(KUBELETDIR))$$') ./tests $(if $(KEEP),-args -keep)
 
 .PHONY: bench
-bench: bench-lvmd bench-io bench-controller bench-pod ## All measurements, each a ratio within one run
+bench: bench-lvmd bench-node bench-io bench-controller bench-pod ## All measurements, each a ratio within one run
 
 .PHONY: bench-lvmd
 bench-lvmd: ## Measure lvmd against lvcreate and lvremove by hand, in a virtual machine (VOLUMES=0,100,500,1000)
-	cd e2e && $(GO) run ./cmd/vmtest -timeout 2h -with lvmd $(if $(VOLUMES),-env CARVE_BENCH_VOLUMES=$(VOLUMES)) -run '^$$' -bench . ../pkg/lvmd
+	cd e2e && $(GO) run ./cmd/vmtest -timeout 2h -with lvmd $(if $(VOLUMES),-env CARVE_BENCH_VOLUMES=$(VOLUMES)) -run '^$$' -bench Lvmd ../pkg/lvmd
+
+.PHONY: bench-node
+bench-node: ## Measure a node with few and with many volumes, and an idle one, in a virtual machine (VOLUMES=10,100,500, IDLE=10m)
+	cd e2e && $(GO) run ./cmd/vmtest -timeout 2h -disk-size 6 -with lvmd,node $(if $(VOLUMES),-env CARVE_BENCH_VOLUMES=$(VOLUMES)) -env CARVE_BENCH_IDLE=$(or $(IDLE),10m) -run '^$$' -bench Node ../pkg/lvmd
 
 .PHONY: bench-mount
 bench-mount: ## Measure stage and publish against a bare mount, in a virtual machine

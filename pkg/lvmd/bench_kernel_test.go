@@ -86,14 +86,14 @@ func compare(b *testing.B, p *process, metrics func() map[string]float64, held i
 				waittest.Until(b, "lvmd has seen it", func() bool { return p.freeSpace() == free })
 				ids, begun := make([]string, batch), metrics()
 				lvmdCreate[k] += timed(func() {
-					concurrently(callers, func(i int) { ids[i] = p.create(create(fmt.Sprintf("bench-%d", i), 8<<20, "")).GetId() })
+					concurrently(callers, batch, func(i int) { ids[i] = p.create(create(fmt.Sprintf("bench-%d", i), 8<<20, "")).GetId() })
 				})
 				created := metrics()
 				for _, command := range []string{"lvcreate", "lvchange"} {
 					took[k][command] += created[command+" sum"] - begun[command+" sum"]
 				}
 				lvmdDelete[k] += timed(func() {
-					lvmdWaited[k] += timed(func() { concurrently(callers, func(i int) { p.delete(ids[i]) }) })
+					lvmdWaited[k] += timed(func() { concurrently(callers, batch, func(i int) { p.delete(ids[i]) }) })
 					waittest.Until(b, "all is free", func() bool { return p.freeSpace() == free })
 				})
 				for range reads {
@@ -157,12 +157,12 @@ func (p *process) listed(b *testing.B, page int32, want int) {
 	}
 }
 
-// concurrently calls f for a batch's numbers, so many at a time.
-func concurrently(callers int, f func(i int)) {
+// concurrently calls f for the numbers below count, so many at a time.
+func concurrently(callers, count int, f func(i int)) {
 	var wg sync.WaitGroup
 	for c := range callers {
 		wg.Go(func() {
-			for i := c; i < batch; i += callers {
+			for i := c; i < count; i += callers {
 				f(i)
 			}
 		})

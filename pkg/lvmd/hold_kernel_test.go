@@ -124,7 +124,7 @@ func (n *node) startMeasured() (p *process, metrics func() map[string]float64) {
 		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // on this machine's loopback
 	}}
 	n.t.Cleanup(client.CloseIdleConnections)
-	line := regexp.MustCompile(`(?m)^carve_lvmd_lvm_command_seconds_(sum|count)\{class="([^"]*)",command="([a-z]+)",result="ok"\} (.*)$`)
+	line := regexp.MustCompile(`(?m)^carve_lvmd_lvm_command_seconds_(sum|count)\{class="([^"]*)",command="([a-z]+)",result="[a-z_]+"\} (.*)$`)
 	stuck := regexp.MustCompile(`(?m)^carve_lvmd_stuck (.*)$`)
 	return p, func() map[string]float64 {
 		r, err := http.NewRequestWithContext(n.t.Context(), http.MethodGet, "https://"+address+"/metrics", nil)
@@ -149,7 +149,7 @@ func (n *node) startMeasured() (p *process, metrics func() map[string]float64) {
 			value := must.Get(strconv.ParseFloat(m[4], 64))(n.t)
 			found[m[3]+" "+m[1]] += value
 			if m[2] != "" {
-				found[m[3]+" "+m[1]+" "+m[2]] = value
+				found[m[3]+" "+m[1]+" "+m[2]] += value
 			}
 		}
 		return found
