@@ -134,7 +134,8 @@ func readDevice(dir, name string) (Device, error) {
 	}
 	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {
-		if attribute(filepath.Join(dir, e.Name()), "partition") != "" {
+		// Only these can be, and there are many others, of many devices.
+		if strings.HasPrefix(e.Name(), name) && attribute(filepath.Join(dir, e.Name()), "partition") != "" {
 			d.Partitions = append(d.Partitions, e.Name())
 		}
 	}

@@ -40,6 +40,7 @@ func TestBlockDevicesAreReadFromSysfs(t *testing.T) {
 		"sys/block/sda/device/wwid":                      "naa.5000c500a1b2c3d4",
 		"sys/block/sda/sda1/partition":                   "1",
 		"sys/block/sda/sda1/size":                        "1024",
+		"sys/block/sda/dm/partition":                     "not to be looked for",
 		"sys/block/sda/sda1/ro":                          "0",
 		"sys/block/sda/sda1/holders/dm-0/x":              "",
 		"sys/block/nvme0n1/size":                         "8388608",
