@@ -101,6 +101,7 @@ func TestTheLeaseOfAnotherReplicaIsNotReleased(t *testing.T) {
 		client := clientfake.New()
 		ctx, stop := context.WithCancel(t.Context())
 		must.Succeed(t, contender(client, "me").hold(ctx, func(context.Context, bool) error {
+			synctest.Wait() // until the lease was renewed: the elector looks at it again in retryPeriod
 			l := must.Get(client.CoordinationV1().Leases("carve-system").Get(t.Context(), leaseName, metav1.GetOptions{}))(t)
 			l.Spec = leaseOf("another", 4).Spec
 			must.Get(client.CoordinationV1().Leases("carve-system").Update(t.Context(), l, metav1.UpdateOptions{}))(t)
