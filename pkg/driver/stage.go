@@ -139,6 +139,9 @@ func (s *stager) reuse(v *lvmdv1.Volume, device, path string, want capability, o
 	if err := s.sameContext(v, path, options); err != nil {
 		return false, err
 	}
+	if err := s.unmounter.thaw(v.GetId(), path); err != nil {
+		return false, err
+	}
 	err = s.complete(v, device, path, options)
 	if errors.Is(err, errNoDAX) {
 		return false, s.unmountFailed(v, path, err)
@@ -158,11 +161,22 @@ func (s *stager) mount(v *lvmdv1.Volume, device, path string, options []string) 
 		return err
 	}
 	options = append(useOf(v).JournalOptions(info), options...)
+	// What the kernel does not have yet is not frozen. To find out takes a look at all the node's mounts.
+	inUse, err := s.mounts.InUse(deviceOf(v))
+	if err != nil {
+		return fmt.Errorf("volume %s: %w", v.GetId(), err)
+	}
 	err = s.mounts.Mount(mount.Source{Node: device, Device: deviceOf(v)}, path, v.GetFsType(), options)
 	if err != nil {
 		return s.refused(v, explain(fmt.Errorf("volume %s with options %q: %w", v.GetId(), strings.Join(options, ","), err)))
 	}
-	if err := s.complete(v, device, path, options); err != nil {
+	if inUse {
+		err = s.unmounter.thaw(v.GetId(), path)
+	}
+	if err == nil {
+		err = s.complete(v, device, path, options)
+	}
+	if err != nil {
 		return errors.Join(err, s.mounts.Unmount(path))
 	}
 	return nil
@@ -191,12 +205,8 @@ func explain(err error) error {
 }
 
 // complete does what a mounted file system needs before a Pod gets it. The run that
-// mounted it may have been killed before that. One that was left frozen would hang with the
-// first write.
+// mounted it may have been killed before that. It is not frozen: it would hang with the first write.
 func (s *stager) complete(v *lvmdv1.Volume, device, path string, options []string) error {
-	if err := s.unmounter.thaw(v.GetId(), path); err != nil {
-		return err
-	}
 	if slices.ContainsFunc(options, isDAX) {
 		if err := s.verifyDAX(v, path); err != nil {
 			return err

@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -50,6 +51,37 @@ func TestStageMountsOnce(t *testing.T) {
 				t.Errorf("the staging directory is the kubelet's: %v", err)
 			}
 		})
+	}
+}
+
+// thawing counts how often a file system is thawed.
+type thawing struct {
+	mount.Interface
+	times atomic.Int64
+}
+
+func (m *thawing) Thaw(path string) (bool, error) {
+	m.times.Add(1)
+	return m.Interface.Thaw(path)
+}
+
+// To thaw a file system takes looks at all mounts of the node, of which there may be thousands.
+func TestStageThawsWhatTheKernelHasAlready(t *testing.T) {
+	machine := drivertest.NewFakeMachine(t)
+	mounts := &thawing{Interface: machine.Mounts}
+	machine.Machine.Mounts = mounts
+	f := &fixture{kubelet: kubelet{Plugin: machine.Start(), t: t, machine: machine.Machine, size: gib}, lvmd: machine.LVMD, mounts: machine.Mounts}
+	v := f.volume("a", "ext4")
+	must.Succeed(t, f.stage(v, filesystemAccess(writer)))
+	if n := mounts.times.Load(); n != 0 {
+		t.Errorf("a file system that was mounted first was thawed %d times", n)
+	}
+	must.Succeed(t, f.unstage(v))
+	f.mounts.Freeze(deviceOf(v))
+	before := mounts.times.Load()
+	must.Succeed(t, f.stage(v, filesystemAccess(writer)))
+	if n := mounts.times.Load() - before; n != 1 {
+		t.Errorf("a file system that was left frozen was thawed %d times, want once", n)
 	}
 }
 
