@@ -31,6 +31,10 @@ const (
 	connWindow   = 1 << 20
 )
 
+// requestBuffer is what gRPC takes for what it writes at once, in bytes. All sessions have one at
+// the same time when all nodes are called. A larger request is written in parts.
+const requestBuffer = 4 << 10
+
 // maxTrailerBytes bounds the status of an answer, with its message and details.
 const maxTrailerBytes = 64 << 10
 
@@ -89,6 +93,7 @@ func newSession(conn net.Conn, node, version string, reauthBy time.Time) (*Sessi
 		grpc.WithMaxHeaderListSize(maxTrailerBytes),
 		// Without a buffer of gRPC's, each frame is read by itself, and held counts them.
 		grpc.WithReadBufferSize(0), grpc.WithStatsHandler(&s.held),
+		grpc.WithWriteBufferSize(requestBuffer),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessageBytes)),
 	)
 	if err != nil {
