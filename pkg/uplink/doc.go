@@ -50,10 +50,12 @@ const (
 
 	// KeepaliveInterval and KeepaliveTimeout are the gRPC pings on both ends: a
 	// process that hangs while its kernel answers is noticed within their sum.
-	// Ten seconds is the least that a gRPC client may choose. The timeout is
-	// long because a busy process is slow to answer, and a mistake cancels
-	// what the node is doing.
-	KeepaliveInterval = 10 * time.Second
+	// The timeout is long because a busy process is slow to answer, and a mistake
+	// cancels what the node is doing. The pings are all that an idle controller does for
+	// each node.
+	KeepaliveInterval = 20 * time.Second
 	// KeepaliveTimeout is how long a ping may stay unanswered.
-	KeepaliveTimeout = 50 * time.Second
+	KeepaliveTimeout = 40 * time.Second
+	// minPing is how often the other end may ping. Earlier versions do every ten seconds.
+	minPing = 5 * time.Second
 )
