@@ -79,6 +79,9 @@ func (c *ControlPlane) UseExtender(ctx context.Context, configuration []byte, ur
 	tls["caFile"], _ = pairFiles(pki, extenderAuthority)
 	tls["certFile"], tls["keyFile"] = pairFiles(pki, extenderPair)
 	settings.ClientConnection = map[string]any{"kubeconfig": filepath.Join(c.dir, schedulerConfig)}
+	if c.clientRate > 0 { // the options of the command line have no effect beside a file
+		settings.ClientConnection["qps"], settings.ClientConnection["burst"] = c.clientRate, c.clientRate
+	}
 	settings.LeaderElection = map[string]any{"leaderElect": false}
 	content, err := yaml.Marshal(settings)
 	if err != nil {

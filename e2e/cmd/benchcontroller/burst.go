@@ -225,6 +225,7 @@ func (c *cluster) pod(i int, bytes int64) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("pod-%d", i)},
 		Spec: corev1.PodSpec{
+			SchedulerName:                 c.schedulerName(),
 			TerminationGracePeriodSeconds: &none,                                                      // there is no kubelet to confirm a deletion
 			Tolerations:                   []corev1.Toleration{{Operator: corev1.TolerationOpExists}}, // the nodes have no heartbeat
 			Containers:                    []corev1.Container{{Name: "c", Image: "none", Resources: corev1.ResourceRequirements{Requests: request}}},

@@ -200,7 +200,7 @@ func measureChurn(ctx context.Context, p plan, programs *programs, progress io.W
 		{pace: p.churnRate, time: p.churnTime, live: churnLive},
 		{pace: p.churnRate, time: p.churnTime, live: churnLive, setting: setting{clientRate: highRate}},
 	} {
-		err := withCluster(ctx, clusterOptions{programs: programs, progress: progress, nodes: p.nodes, nodeBytes: 1 << 40, clientRate: load.clientRate}, func(c *cluster) error {
+		err := withCluster(ctx, clusterOptions{programs: programs, progress: progress, nodes: p.nodes, nodeBytes: 1 << 40, clientRate: load.clientRate, scheduler: p.scheduler}, func(c *cluster) error {
 			fmt.Fprintf(progress, "%v Pods per second for %v, each deleted after %v, Kubernetes' own clients: %s\n", load.pace, load.time, load.live, load.rate())
 			result, err := c.churn(ctx, load, 1<<30)
 			results = append(results, result)

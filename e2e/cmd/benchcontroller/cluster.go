@@ -43,9 +43,10 @@ const (
 // programs are what is built once and run in every cluster.
 type programs struct {
 	root, kubernetes, controller, fakefleet string
+	scheduler                               string // kube-scheduler with the plugin, if it was asked for
 }
 
-func build(ctx context.Context, progress io.Writer) (*programs, func(), error) {
+func build(ctx context.Context, scheduler string, progress io.Writer) (*programs, func(), error) {
 	root, err := checkout.Root()
 	if err != nil {
 		return nil, nil, err
@@ -57,12 +58,17 @@ func build(ctx context.Context, progress io.Writer) (*programs, func(), error) {
 	cleanUp := func() { _ = os.RemoveAll(dir) }
 	p := &programs{root: root, controller: filepath.Join(dir, "carve-controller"), fakefleet: filepath.Join(dir, "fakefleet")}
 	fmt.Fprintln(progress, "building")
-	for _, program := range []struct{ pkg, output string }{
-		{"./cmd/controller", p.controller},
-		{"./pkg/fleet/fakefleet", p.fakefleet},
-	} {
+	wanted := []struct{ dir, pkg, output string }{
+		{root, "./cmd/controller", p.controller},
+		{root, "./pkg/fleet/fakefleet", p.fakefleet},
+	}
+	if scheduler == withPlugin {
+		p.scheduler = filepath.Join(dir, "kube-scheduler")
+		wanted = append(wanted, struct{ dir, pkg, output string }{filepath.Join(root, "pkg/scheduler/plugin"), "./kube-scheduler", p.scheduler})
+	}
+	for _, program := range wanted {
 		if err == nil {
-			err = gobuild.Build(ctx, gobuild.Program{Name: filepath.Base(program.output), Dir: root, Package: program.pkg}, program.output)
+			err = gobuild.Build(ctx, gobuild.Program{Name: filepath.Base(program.output), Dir: program.dir, Package: program.pkg}, program.output)
 		}
 	}
 	if err == nil {
@@ -81,7 +87,8 @@ type clusterOptions struct {
 	nodes      int
 	nodeBytes  int64
 	createTime time.Duration
-	clientRate int // of Kubernetes' own controllers; 0 for their defaults
+	clientRate int    // of Kubernetes' own controllers; 0 for their defaults
+	scheduler  string // withExtender, withPlugin, or empty for kube-scheduler alone
 	packed     bool
 	replicas   int // of the controller; 0 for one
 	classes    int // StorageClasses, and device classes of every node; 0 for one
@@ -135,7 +142,7 @@ func withCluster(ctx context.Context, o clusterOptions, f func(*cluster) error) 
 		err = errors.Join(err, netns.Remove(removing, name)) // ends all that runs inside
 	}()
 	c := &cluster{clusterOptions: o, dir: dir, namespace: namespace, controllers: map[int]*process{}, uplinkCA: filepath.Join(dir, "ca.crt")}
-	c.plane, err = controlplane.Start(ctx, controlplane.Options{Dir: filepath.Join(dir, "plane"), Namespace: namespace, Kube: o.programs.kubernetes, ClientRate: o.clientRate, Progress: o.progress})
+	c.plane, err = controlplane.Start(ctx, controlplane.Options{Dir: filepath.Join(dir, "plane"), Namespace: namespace, Kube: o.programs.kubernetes, ClientRate: o.clientRate, FakeNodes: true, Progress: o.progress})
 	if err != nil {
 		return err
 	}
@@ -166,6 +173,9 @@ func (c *cluster) install(ctx context.Context) error {
 	}
 	if err := os.WriteFile(filepath.Join(c.dir, "metrics-token"), []byte(metricsToken), 0o600); err != nil {
 		return fmt.Errorf("write the metrics token: %w", err)
+	}
+	if err := c.writeExtenderFiles(); err != nil {
+		return err
 	}
 	for replica := range max(1, c.replicas) {
 		if err := c.startReplica(ctx, replica); err != nil {
@@ -200,7 +210,10 @@ func (c *cluster) install(ctx context.Context) error {
 	if err := c.addClasses(ctx); err != nil {
 		return err
 	}
-	return c.startFleet(ctx, tokens)
+	if err := c.startFleet(ctx, tokens); err != nil {
+		return err
+	}
+	return c.useScheduler(ctx)
 }
 
 // addClasses makes the StorageClasses beside the one that is shipped, each for a device class.
@@ -243,8 +256,9 @@ func (c *cluster) startReplica(ctx context.Context, replica int) error {
 			return fmt.Errorf("wait for the end of replica %d: %w", replica, ctx.Err())
 		}
 	}
-	process, err := c.start(fmt.Sprintf("controller-%d", replica), c.programs.controller, "--kubeconfig", c.kubeconfig, "--uplink-listen", uplinkAddress(replica), "--uplink-host", uplinkHost,
-		"--ops-listen", opsAddress(replica), "--metrics-token-file", filepath.Join(c.dir, "metrics-token"), "--log-level", "warn")
+	process, err := c.start(fmt.Sprintf("controller-%d", replica), c.programs.controller, append(c.extenderArguments(replica),
+		"--kubeconfig", c.kubeconfig, "--uplink-listen", uplinkAddress(replica), "--uplink-host", uplinkHost,
+		"--ops-listen", opsAddress(replica), "--metrics-token-file", filepath.Join(c.dir, "metrics-token"), "--log-level", "warn")...)
 	c.controllers[replica] = process
 	return err
 }

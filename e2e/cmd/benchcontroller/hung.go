@@ -53,9 +53,7 @@ func (c *cluster) hang(ctx context.Context) (h hung, err error) {
 		return h, fmt.Errorf("stop the node's process: %w", err)
 	}
 	pod := c.pod(0, volumeBytes)
-	pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
-		Weight: 100, Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
-			{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{hungNode}}}}}}}}
+	pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: preferring(hungNode, nodeName(0))}
 	begin := time.Now()
 	if _, err := c.client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{}); err != nil {
 		return h, fmt.Errorf("create the Pod that is sent to the node that hangs: %w", err)
@@ -94,6 +92,20 @@ func (c *cluster) hang(ctx context.Context) (h hung, err error) {
 	})
 	h.rescheduled = time.Since(begin)
 	return h, err
+}
+
+// preferring allows two nodes, of which the scheduler takes the first if it can. Of more it would
+// look only at some.
+func preferring(first, second string) *corev1.NodeAffinity {
+	among := func(nodes ...string) corev1.NodeSelectorTerm {
+		return corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
+			{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: nodes},
+		}}
+	}
+	return &corev1.NodeAffinity{
+		RequiredDuringSchedulingIgnoredDuringExecution:  &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{among(first, second)}},
+		PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{Weight: 100, Preference: among(first)}},
+	}
 }
 
 var errNotOffered = errors.New("no capacity is published but zero")

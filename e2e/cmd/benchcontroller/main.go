@@ -27,6 +27,7 @@ type plan struct {
 	churnRate            float64
 	churnTime            time.Duration
 	churnOnly            bool
+	scheduler            string
 	scale                scalePlan
 }
 
@@ -83,6 +84,7 @@ func main() {
 	flag.Float64Var(&p.churnRate, "churn-rate", 10, "Pods per second that come and, twenty seconds later, go")
 	flag.DurationVar(&p.churnTime, "churn", 10*time.Minute, "for how long they do; with -scale, 0 leaves it out")
 	flag.BoolVar(&p.churnOnly, "churn-only", false, "measure nothing else")
+	flag.StringVar(&p.scheduler, "scheduler", "", `what gives Pods their nodes: kube-scheduler alone, with the "extender", which compares capacity for it, or with the "plugin"`)
 	flag.Func("scale", "measure only how the controller scales, with that many `nodes`, separated by commas", numbers(&p.scale.nodes))
 	p.scale.bursts = []int{100}
 	flag.Func("scale-bursts", "`Pods` at once there, separated by commas", numbers(&p.scale.bursts))
@@ -116,7 +118,7 @@ func numbers(into *[]int) func(string) error {
 }
 
 func run(ctx context.Context, p plan, out, progress io.Writer) error {
-	programs, cleanUp, err := build(ctx, progress)
+	programs, cleanUp, err := build(ctx, p.scheduler, progress)
 	if err != nil {
 		return err
 	}
@@ -161,6 +163,7 @@ func measureBursts(ctx context.Context, p plan, programs *programs, progress io.
 		result := bursts{setting: s}
 		err := withCluster(ctx, clusterOptions{
 			programs: programs, progress: progress, nodes: p.nodes, nodeBytes: 1 << 40, createTime: s.createTime, clientRate: s.clientRate,
+			scheduler: p.scheduler,
 		}, func(c *cluster) error {
 			for round := range p.rounds + 1 { // the first does not count
 				fmt.Fprintf(progress, "burst %d of %d, creates take %s\n", round, p.rounds, s.createTime)
@@ -200,7 +203,7 @@ func measureFilling(ctx context.Context, p plan, s setting, programs *programs, 
 	var result *burst
 	err := withCluster(ctx, clusterOptions{
 		programs: programs, progress: progress, nodes: p.fillNodes, nodeBytes: perNode << 30, createTime: s.createTime, clientRate: s.clientRate,
-		packed: s.packed,
+		packed: s.packed, scheduler: p.scheduler,
 	}, func(c *cluster) error {
 		fmt.Fprintf(progress, "filling %d nodes, %s\n", p.fillNodes, s.order())
 		var err error

@@ -10,7 +10,7 @@ import (
 
 const (
 	// calmingTime is what the cluster gets before it counts as idle, for which it is watched
-	// for idleTime: until then the controller-manager has seen that the nodes send no heartbeats.
+	// for idleTime.
 	calmingTime = time.Minute
 	idleTime    = time.Minute
 )
@@ -30,9 +30,10 @@ type scale struct {
 	cores      [2]float64      // processors used while idle
 	connecting time.Duration   // from the nodes' start until both replicas know all and their capacity is published
 	published  []time.Duration // from a change on a node to its capacity object, as another client sees it; sorted
-	// bursts, churn and hung are none where all nodes are full.
+	// bursts, churn, clones and hung are none where all nodes are full.
 	bursts  []burst
 	churn   *churn
+	clones  *cloning
 	hung    hung
 	killed  takeOver      // after the leader's SIGKILL
 	started time.Duration // from the start of a replica until it is ready
@@ -57,7 +58,7 @@ func measureScale(ctx context.Context, p plan, programs *programs, progress io.W
 		fmt.Fprintf(progress, "%d nodes\n", nodes)
 		err := withCluster(ctx, clusterOptions{
 			programs: programs, progress: progress, nodes: nodes, nodeBytes: 1 << 40, createTime: p.scale.createTime, clientRate: highRate, replicas: 2,
-			classes: p.scale.classes, volumes: p.scale.volumes, held: min(p.scale.held, p.scale.volumes), full: p.scale.full,
+			classes: p.scale.classes, volumes: p.scale.volumes, held: min(p.scale.held, p.scale.volumes), full: p.scale.full, scheduler: p.scheduler,
 		}, func(c *cluster) error {
 			result := scale{nodes: c.nodes, connecting: c.connecting}
 			err := c.measureScale(ctx, p, &result)
@@ -130,12 +131,17 @@ func (c *cluster) load(ctx context.Context, p plan, s *scale) error {
 		s.bursts = append(s.bursts, *b)
 		fmt.Fprintf(c.progress, "%.1f Pods per second\n", b.perSecond())
 	}
+	fmt.Fprintf(c.progress, "%d clones at once\n", cloneCount)
+	var err error
+	if s.clones, err = c.cloneAtOnce(ctx); err != nil {
+		return err
+	}
+	fmt.Fprintf(c.progress, "bound after %v\n", short(s.clones.all))
 	if p.churnTime == 0 {
 		return nil
 	}
 	load := churnPlan{pace: p.churnRate, time: p.churnTime, live: churnLive, setting: setting{clientRate: c.clientRate}}
 	fmt.Fprintf(c.progress, "%v Pods per second for %v, each deleted after %v\n", load.pace, load.time, load.live)
-	var err error
 	s.churn, err = c.churn(ctx, load, volumeBytes)
 	return err
 }

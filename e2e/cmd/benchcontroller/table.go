@@ -82,21 +82,41 @@ func printScale(out io.Writer, p plan, results []scale) error {
 	}
 	fmt.Fprintf(out, "\nPods with a volume at once:\n\n")
 	header(w, "nodes", "Pods", "Pods per second", "Pod created → placed, p50", "p99", "selected → bound, p50", "p99", "scheduler's processor time per Pod", "failures", "Carve's writes per volume", "all clients' writes per volume")
+	var cloned []scale
 	var churned []*churn
 	for _, r := range results {
 		for _, b := range r.bursts {
 			row(w, r.nodes, b.pods, fmt.Sprintf("%.1f", b.perSecond()), short(quantile(b.placed, 50)), short(quantile(b.placed, 99)), short(quantile(b.bound, 50)), short(quantile(b.bound, 99)),
 				(b.scheduler / time.Duration(b.pods)).Round(100*time.Microsecond), b.failures, b.writes, b.allWrites)
 		}
+		if r.clones != nil {
+			cloned = append(cloned, r)
+		}
 		if r.churn != nil {
 			churned = append(churned, r.churn)
 		}
 	}
-	if err := w.Flush(); err != nil || len(churned) == 0 {
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if err := printClones(out, cloned); err != nil || len(churned) == 0 {
 		return err
 	}
 	fmt.Fprintln(out)
 	return printChurn(out, churned)
+}
+
+func printClones(out io.Writer, results []scale) error {
+	if len(results) == 0 {
+		return nil
+	}
+	fmt.Fprintf(out, "\n%d clones of one claim at once:\n\n", cloneCount)
+	w := tabwriter.NewWriter(out, 0, 0, 1, ' ', tabwriter.Debug)
+	header(w, "nodes", "bound after, p50", "p99", "all", "Carve's writes per clone")
+	for _, r := range results {
+		row(w, r.nodes, short(quantile(r.clones.bound, 50)), short(quantile(r.clones.bound, 99)), short(r.clones.all), r.clones.writes)
+	}
+	return w.Flush()
 }
 
 // header begins a Markdown table.

@@ -21,7 +21,7 @@ func TestTablesAreMarkdown(t *testing.T) {
 	if err := printChurn(&out, []*churn{{churnPlan: churnPlan{pace: 10, time: time.Minute}, pods: 2, bound: one.bound}}); err != nil {
 		t.Fatal(err)
 	}
-	s := scale{nodes: 50, bursts: []burst{one, one}, churn: &churn{churnPlan: churnPlan{pace: 20}}, hung: hung{withdrawn: 71 * time.Second}, both: comeback{writes: 7}}
+	s := scale{nodes: 50, bursts: []burst{one, one}, churn: &churn{churnPlan: churnPlan{pace: 20}}, clones: &cloning{all: 26 * time.Second, bound: one.bound, writes: one.writes}, hung: hung{withdrawn: 71 * time.Second}, both: comeback{writes: 7}}
 	if err := printScale(&out, plan{scale: scalePlan{volumes: 20, held: 5}}, []scale{s, {nodes: 1000}}); err != nil {
 		t.Fatal(err)
 	}
@@ -41,10 +41,10 @@ func TestTablesAreMarkdown(t *testing.T) {
 			t.Errorf("%d columns, want %d: %s", n-1, columns-1, line)
 		}
 	}
-	if rows != 2+3+2+3+3+2+2+2+2+2+2+2+1 {
+	if rows != 2+3+2+3+3+2+2+2+2+2+2+2+1+2+1 {
 		t.Errorf("%d rows:\n%s", rows, out.String())
 	}
-	for _, cell := range []string{"0.5 per second", "2 at once", "200ms", "7.2: events 3.0, persistentvolumes 4.2", "defaults", "1000 per second", "one by one", "all alike", "20ms", "1m0s", "2 of 2", "1m11s", "| 7 ", "4.5ms"} {
+	for _, cell := range []string{"0.5 per second", "2 at once", "200ms", "7.2: events 3.0, persistentvolumes 4.2", "defaults", "1000 per second", "one by one", "all alike", "20ms", "1m0s", "2 of 2", "1m11s", "| 7 ", "4.5ms", "26s"} {
 		if !strings.Contains(out.String(), cell) {
 			t.Errorf("no %q in\n%s", cell, out.String())
 		}
