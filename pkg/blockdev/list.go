@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Device is a disk, a partition or any other block device, as the kernel
@@ -132,6 +134,9 @@ func readDevice(dir, name string) (Device, error) {
 	for _, h := range holders {
 		d.Holders = append(d.Holders, h.Name())
 	}
+	if isMapped(name) {
+		return d, nil // the kernel makes no partitions of it
+	}
 	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {
 		// Only these can be, and there are many others, of many devices.
@@ -142,18 +147,25 @@ func readDevice(dir, name string) (Device, error) {
 	return d, nil
 }
 
+// isMapped reports whether a device of the kernel's name is device-mapper's. A node may have
+// thousands, so nothing is looked for that those cannot have.
+func isMapped(name string) bool { return strings.HasPrefix(name, "dm-") }
+
 // describe reads what only disks have.
 func (d *Device) describe(dir string) {
 	d.Rotational = attribute(dir, "queue/rotational") == "1"
 	d.DAX = attribute(dir, "queue/dax") == "1"
+	if isMapped(d.Name) {
+		d.Mapping, d.Virtual = readMapping(dir), true
+		return
+	}
 	d.Model = attribute(dir, "device/model")
 	for _, file := range []string{"device/serial", "serial"} {
 		if d.Serial == "" {
 			d.Serial = attribute(dir, file)
 		}
 	}
-	d.Mapping = readMapping(dir)
-	for _, prefix := range []string{"loop", "ram", "zram", "dm-", "md", "nbd", "sr", "fd", "rbd", "drbd", "bcache", "zd", "ublkb"} {
+	for _, prefix := range []string{"loop", "ram", "zram", "md", "nbd", "sr", "fd", "rbd", "drbd", "bcache", "zd", "ublkb"} {
 		rest, ok := strings.CutPrefix(d.Name, prefix)
 		// What follows is a number: mdXYZ and sram0 are no such devices.
 		d.Virtual = d.Virtual || ok && (rest == "" || rest[0] >= '0' && rest[0] <= '9' || rest[0] == '_')
@@ -165,6 +177,9 @@ func (d *Device) describe(dir string) {
 func (d *Device) synthesized(dir string) []string {
 	// As udev replaces what a name cannot have.
 	clean := func(s string) string { return strings.Join(strings.Fields(s), "_") }
+	if isMapped(d.Name) {
+		return nil
+	}
 	var ids []string
 	wwid := attribute(dir, "wwid")
 	if wwid == "" {
@@ -202,11 +217,21 @@ func deviceLinks(dir string) map[string][]string {
 // logicalVolumeUUID begins the device-mapper UUIDs that LVM gives.
 const logicalVolumeUUID = "LVM-"
 
-// attribute is the contents of a sysfs file, or empty.
+// maxAttribute is the size of a page, which no sysfs file exceeds.
+const maxAttribute = 4096
+
+// attribute is the contents of a sysfs file, or empty. os.ReadFile makes twice as many system calls,
+// which are most of what it takes to list thousands of devices.
 func attribute(dir, file string) string {
-	b, err := os.ReadFile(filepath.Join(dir, file))
+	fd, err := unix.Open(filepath.Join(dir, file), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return ""
 	}
-	return strings.TrimSpace(string(b))
+	defer func() { _ = unix.Close(fd) }()
+	var page [maxAttribute]byte
+	n, err := unix.Read(fd, page[:])
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(page[:n]))
 }
