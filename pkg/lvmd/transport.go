@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 )
 
@@ -37,6 +39,11 @@ func Dial(socket string) (*grpc.ClientConn, error) {
 		grpc.WithTransportCredentials(insecure.NewCredentials()), // the socket's mode is what protects it
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		}),
+		// gRPC's pauses, up to two minutes between dials, are made for networks.
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond},
+			MinConnectTimeout: 5 * time.Second,
 		}),
 		grpc.WithInitialWindowSize(answerWindow), grpc.WithInitialConnWindowSize(answerWindow),
 		grpc.WithReadBufferSize(answerBuffer))
