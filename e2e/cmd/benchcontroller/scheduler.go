@@ -37,10 +37,12 @@ func (c *cluster) extenderArguments(replica int) []string {
 	}
 	return []string{
 		"--extender-listen=" + extenderAddress(replica), "--extender-checks-capacity",
-		"--extender-cert-file=" + filepath.Join(c.dir, "tls.crt"), "--extender-key-file=" + filepath.Join(c.dir, "tls.key"),
-		"--extender-client-ca-file=" + filepath.Join(c.dir, "ca.crt"),
+		"--extender-cert-file=" + c.extenderFile("tls.crt"), "--extender-key-file=" + c.extenderFile("tls.key"),
+		"--extender-client-ca-file=" + c.extenderFile("ca.crt"),
 	}
 }
+
+func (c *cluster) extenderFile(name string) string { return filepath.Join(c.dir, "extender-"+name) }
 
 // writeExtenderFiles writes what an extender serves with.
 func (c *cluster) writeExtenderFiles() error {
@@ -52,7 +54,7 @@ func (c *cluster) writeExtenderFiles() error {
 		return err
 	}
 	for name, content := range files {
-		if err := os.WriteFile(filepath.Join(c.dir, name), content, 0o600); err != nil {
+		if err := os.WriteFile(c.extenderFile(name), content, 0o600); err != nil {
 			return fmt.Errorf("write the extender's files: %w", err)
 		}
 	}
