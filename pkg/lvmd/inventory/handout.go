@@ -89,6 +89,9 @@ func NextToUntag(g *Group) (due bool, retry time.Time) {
 	}
 	for _, v := range m.volumes {
 		switch {
+		case v.group == g && v.lifecycle.State().IsClaim() && len(v.making.tags()) > 0:
+			// No event tells when the operation that has it lets it go.
+			retry = wakeup.Earlier(retry, now.Add(untagDelay))
 		case v.group != g || v.lifecycle.State() != Ready || len(tagsToTakeOff(v)) == 0:
 		case v.making.offAt.After(now):
 			retry = wakeup.Earlier(retry, v.making.offAt)

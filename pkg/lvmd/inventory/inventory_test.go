@@ -6,9 +6,11 @@ import (
 	"errors"
 	"log/slog"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/carve-csi/carve/api/config"
+	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/iolimit"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/ondisk"
@@ -82,6 +84,35 @@ func TestACreationOfWhichLVMMadeNothingLeavesNothing(t *testing.T) {
 	if !a.Volume.UndoCreation() {
 		t.Error("it is forgotten although LVM may have made it")
 	}
+}
+
+// A tag can be due while an operation has the volume, such as the record that its user has encrypted it.
+func TestTagsThatAreDueDuringAnOperationAreTakenOffAfterIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, g := scanned(t, Options{})
+		ident := spec.Identity{Name: "v", Block: true, DefaultClass: true, Encryption: names.EncryptionLUKS, Size: spec.Size{Required: extent}}
+		a := must.Get(m.AdmitCreation(ident, iolimit.Limits{}, false))(t)
+		v := a.Volume
+		g.BeginChange().Commit(Created(v, nil, errors.New("not mapped")), ondisk.Metadata{Seqno: 2, Size: 1500, Limit: 1 << 20}, ondisk.Placement{})
+		v.FinishCreation()
+		v.End(a.Creation, nil)
+		due, retry := NextToUntag(g)
+		if due || retry.IsZero() {
+			t.Fatalf("due %v, again at %v: want it to be due later", due, retry)
+		}
+		if _, _, err := m.ClaimForNote(v.ID()); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Until(retry))
+		if due, retry = NextToUntag(g); due || !retry.After(time.Now()) {
+			t.Fatalf("due %v, again at %v, while an operation has the volume: want it to be looked at again", due, retry)
+		}
+		v.SetEncrypted()
+		time.Sleep(time.Until(retry))
+		if due, _ = NextToUntag(g); !due {
+			t.Error("it is not due after the operation")
+		}
+	})
 }
 
 func TestACreationThatIsCancelledBeforeItBeginsIsCancelledThen(t *testing.T) {
