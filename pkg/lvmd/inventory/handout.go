@@ -90,7 +90,7 @@ func NextToUntag(g *Group) (due bool, retry time.Time) {
 	for _, v := range m.volumes {
 		switch {
 		case v.group == g && v.lifecycle.State().IsClaim() && len(v.making.tags()) > 0:
-			// No event tells when the operation that has it lets it go.
+			// There is no event when the operation that has it ends.
 			retry = wakeup.Earlier(retry, now.Add(untagDelay))
 		case v.group != g || v.lifecycle.State() != Ready || len(tagsToTakeOff(v)) == 0:
 		case v.making.offAt.After(now):
