@@ -31,7 +31,11 @@ func newBinding(ctx context.Context, args *config.VolumeBindingArgs, handle fwk.
 	}
 	core, storage := handle.SharedInformerFactory().Core().V1(), handle.SharedInformerFactory().Storage().V1()
 	volumes := core.PersistentVolumes().Informer()
-	binder := &binder{candidates: &candidates{Indexer: volumes.GetIndexer()}, finders: make(chan *finder, goruntime.GOMAXPROCS(0))}
+	inFlight, err := newInFlight(storage.CSIStorageCapacities().Informer(), volumes)
+	if err != nil {
+		return nil, err
+	}
+	binder := &binder{candidates: &candidates{Indexer: volumes.GetIndexer()}, inFlight: inFlight, finders: make(chan *finder, goruntime.GOMAXPROCS(0))}
 	// In place of the plugin's own, which sees all volumes.
 	binder.SchedulerVolumeBinder, err = newUpstream(klog.FromContext(ctx), handle, features, core.PersistentVolumeClaims(), view{volumes, binder.candidates},
 		storage.CSIStorageCapacities(), time.Duration(args.BindTimeoutSeconds)*time.Second)
@@ -39,7 +43,7 @@ func newBinding(ctx context.Context, args *config.VolumeBindingArgs, handle fwk.
 		return nil, err
 	}
 	for range cap(binder.finders) {
-		finder, err := newFinder(klog.FromContext(ctx), handle, features)
+		finder, err := newFinder(klog.FromContext(ctx), handle, features, inFlight)
 		if err != nil {
 			return nil, err
 		}
@@ -65,6 +69,7 @@ type binder struct {
 	// mu is held while candidates are those of one Pod.
 	mu         sync.Mutex
 	candidates *candidates
+	inFlight   *inFlight
 	// finders are those that look at no node now: as many as can run at a time.
 	finders chan *finder
 }
@@ -85,6 +90,24 @@ func (b *binder) FindPodVolumes(logger klog.Logger, pod *v1.Pod, claims *volumeb
 	return finder.FindPodVolumes(logger, pod, claims, node)
 }
 
+// AssumePodVolumes implements volumebinding.SchedulerVolumeBinder.
+func (b *binder) AssumePodVolumes(logger klog.Logger, pod *v1.Pod, node string, volumes *volumebinding.PodVolumes) (bool, error) {
+	provisions := volumes.DynamicProvisions // upstream puts others in their place, which do not name the object
+	bound, err := b.SchedulerVolumeBinder.AssumePodVolumes(logger, pod, node, volumes)
+	if err == nil {
+		b.inFlight.add(provisions)
+	}
+	return bound, err
+}
+
+// RevertAssumedPodVolumes implements volumebinding.SchedulerVolumeBinder.
+func (b *binder) RevertAssumedPodVolumes(volumes *volumebinding.PodVolumes) {
+	for _, p := range volumes.DynamicProvisions {
+		b.inFlight.forget(p.PVC.UID)
+	}
+	b.SchedulerVolumeBinder.RevertAssumedPodVolumes(volumes)
+}
+
 // finder is a binder of upstream's that is used for FindPodVolumes alone, and for one node at a time: there is no other
 // way to let a lister know for which node upstream asks it. It knows nothing assumed, which FindPodVolumes needs only in
 // its argument: it reads claims there, and of PersistentVolumes in the cache nothing that the scheduler assumes.
@@ -93,9 +116,9 @@ type finder struct {
 	capacities *nodeCapacities
 }
 
-func newFinder(logger klog.Logger, handle fwk.Handle, features feature.Features) (*finder, error) {
+func newFinder(logger klog.Logger, handle fwk.Handle, features feature.Features, inFlight *inFlight) (*finder, error) {
 	shared := handle.SharedInformerFactory()
-	capacities, err := newNodeCapacities(shared.Storage().V1().CSIStorageCapacities())
+	capacities, err := newNodeCapacities(shared.Storage().V1().CSIStorageCapacities(), inFlight)
 	if err != nil {
 		return nil, err
 	}

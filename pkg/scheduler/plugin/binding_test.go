@@ -58,7 +58,7 @@ func (c *caches) put(t rapid.TB, object metav1.Object) {
 }
 
 // handle is that of a scheduler with these caches.
-func (c *caches) handle(ctx context.Context, t *rapid.T) fwk.Handle {
+func (c *caches) handle(ctx context.Context, t rapid.TB) fwk.Handle {
 	metrics.Register()
 	handle, err := runtime.NewFramework(ctx, nil, nil, runtime.WithInformerFactory(c), runtime.WithClientSet(clientfake.NewClientset()))
 	if err != nil {
@@ -302,6 +302,11 @@ func (p *pair) schedule(t *rapid.T, pod *v1.Pod) {
 	if one(t, true, false) {
 		p.upstream.Unreserve(ctx, want, pod, node)
 		p.ours.Unreserve(ctx, got, pod, node)
+		return
+	}
+	// Upstream does not know what is in flight.
+	for _, object := range p.Core().V1().PersistentVolumeClaims().Informer().GetIndexer().List() {
+		p.ours.Binder.(*binder).inFlight.forget(object.(*v1.PersistentVolumeClaim).UID)
 	}
 }
 
@@ -339,6 +344,8 @@ func TestAFinderLooksAtOneNodeAtATime(t *testing.T) {
 func one[T any](t *rapid.T, of ...T) T { return rapid.SampledFrom(of).Draw(t, "one") }
 
 // quiet is a context without the log, in which upstream writes about selectors that are none.
-func quiet(t *rapid.T) context.Context { return klog.NewContext(t.Context(), klog.Logger{}) }
+func quiet(t interface{ Context() context.Context }) context.Context {
+	return klog.NewContext(t.Context(), klog.Logger{})
+}
 
 func size(gib int64) *resource.Quantity { return resource.NewQuantity(gib<<30, resource.BinarySI) }

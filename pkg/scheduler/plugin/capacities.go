@@ -20,20 +20,22 @@ const (
 )
 
 // nodeCapacities lists the CSIStorageCapacity objects that one node may have access to, as upstream's binder, which asks
-// for all, decides then: those whose topology has this node in Carve's label, and those that do not name a node so.
+// for all, decides then: those whose topology has this node in Carve's label, and those that do not name a node so. They are without
+// what is in flight.
 type nodeCapacities struct {
 	storageinformers.CSIStorageCapacityInformer
 	storagelisters.CSIStorageCapacityLister
-	objects cache.Indexer
-	node    *v1.Node
+	objects  cache.Indexer
+	inFlight *inFlight
+	node     *v1.Node
 }
 
-func newNodeCapacities(informer storageinformers.CSIStorageCapacityInformer) (*nodeCapacities, error) {
+func newNodeCapacities(informer storageinformers.CSIStorageCapacityInformer, inFlight *inFlight) (*nodeCapacities, error) {
 	objects := informer.Informer().GetIndexer()
 	if err := addIndex(objects, capacityIndex, capacityNode); err != nil {
 		return nil, err
 	}
-	return &nodeCapacities{CSIStorageCapacityInformer: informer, CSIStorageCapacityLister: informer.Lister(), objects: objects}, nil
+	return &nodeCapacities{CSIStorageCapacityInformer: informer, CSIStorageCapacityLister: informer.Lister(), objects: objects, inFlight: inFlight}, nil
 }
 
 // Lister implements CSIStorageCapacityInformer.
@@ -55,7 +57,7 @@ func (c *nodeCapacities) List(selector labels.Selector) ([]*storagev1.CSIStorage
 	listed := make([]*storagev1.CSIStorageCapacity, 0, len(found))
 	for _, object := range found {
 		if capacity, ok := object.(*storagev1.CSIStorageCapacity); ok && selector.Matches(labels.Set(capacity.Labels)) {
-			listed = append(listed, capacity)
+			listed = append(listed, c.inFlight.left(capacity))
 		}
 	}
 	return listed, nil
