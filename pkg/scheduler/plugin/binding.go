@@ -19,13 +19,12 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/volumebinding"
 )
 
-// newBinding makes upstream's plugin with a binder that looks at fewer objects.
-func newBinding(ctx context.Context, args *config.VolumeBindingArgs, handle fwk.Handle, features feature.Features) (*volumebinding.VolumeBinding, error) {
+func newBinding(ctx context.Context, args *config.VolumeBindingArgs, handle fwk.Handle, features feature.Features) (*binding, error) {
 	made, err := volumebinding.New(ctx, args, handle, features)
 	if err != nil {
 		return nil, err
 	}
-	binding, ok := made.(*volumebinding.VolumeBinding)
+	upstream, ok := made.(*volumebinding.VolumeBinding)
 	if !ok {
 		return nil, fmt.Errorf("VolumeBinding is a %T", made)
 	}
@@ -49,8 +48,9 @@ func newBinding(ctx context.Context, args *config.VolumeBindingArgs, handle fwk.
 		}
 		binder.finders <- finder
 	}
-	binding.Binder = binder
-	return binding, nil
+	upstream.Binder = binder
+	space, err := newSpace(handle, inFlight)
+	return &binding{upstream, binder, space}, err
 }
 
 // newUpstream makes a binder of upstream's. It sees the cluster as the scheduler does, but for what is given.
@@ -78,8 +78,15 @@ type binder struct {
 func (b *binder) GetPodVolumeClaims(logger klog.Logger, pod *v1.Pod) (*volumebinding.PodVolumeClaims, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.candidates.pod = pod
+	b.candidates.pod, b.candidates.listed = pod, 0
 	return b.SchedulerVolumeBinder.GetPodVolumeClaims(logger, pod)
+}
+
+// hasCandidates returns whether there may be volumes that the Pod's claims could be bound to. It comes after GetPodVolumeClaims.
+func (b *binder) hasCandidates(pod *v1.Pod) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.candidates.pod != pod || b.candidates.listed > 0
 }
 
 // FindPodVolumes implements volumebinding.SchedulerVolumeBinder. It may be called in parallel.

@@ -256,7 +256,8 @@ func TestNodesAreFilteredAsByUpstream(t *testing.T) {
 // pair is upstream's plugin and Carve's of the same scheduler.
 type pair struct {
 	*caches
-	upstream, ours *volumebinding.VolumeBinding
+	upstream *volumebinding.VolumeBinding
+	ours     *binding
 }
 
 // schedule brings a Pod to a node that suits it, if there is one, and in part removes it again.
@@ -268,21 +269,27 @@ func (p *pair) schedule(t *rapid.T, pod *v1.Pod) {
 			t.Fatalf("%s: upstream's answer is %v, %q, ours %v, %q", what, upstream.Code(), upstream.Message(), ours.Code(), ours.Message())
 		}
 	}
-	_, upstream := p.upstream.PreFilter(ctx, want, pod, nil)
-	_, ours := p.ours.PreFilter(ctx, got, pod, nil)
-	same("PreFilter of "+pod.Name, upstream, ours)
-	if !upstream.IsSuccess() {
-		return
-	}
-	nodes, answers := make([]*framework.NodeInfo, len(nodeNames)), make([]*fwk.Status, len(nodeNames))
-	var asked sync.WaitGroup
+	nodes, answers := make([]fwk.NodeInfo, len(nodeNames)), make([]*fwk.Status, len(nodeNames))
 	for i, name := range nodeNames {
 		node, err := p.Core().V1().Nodes().Lister().Get(name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		nodes[i] = framework.NewNodeInfo()
-		nodes[i].SetNode(node)
+		info := framework.NewNodeInfo()
+		info.SetNode(node)
+		nodes[i] = info
+	}
+	_, upstream := p.upstream.PreFilter(ctx, want, pod, nodes)
+	limit, ours := p.ours.PreFilter(ctx, got, pod, nodes)
+	full := upstream.IsSuccess() && ours.Code() == fwk.UnschedulableAndUnresolvable && ours.Message() == "node(s) did not have enough free storage"
+	if !full {
+		same("PreFilter of "+pod.Name, upstream, ours)
+	}
+	if !upstream.IsSuccess() {
+		return
+	}
+	var asked sync.WaitGroup
+	for i := range nodes {
 		asked.Go(func() { answers[i] = p.ours.Filter(ctx, got, pod, nodes[i]) })
 	}
 	asked.Wait()
@@ -291,6 +298,9 @@ func (p *pair) schedule(t *rapid.T, pod *v1.Pod) {
 		upstream = p.upstream.Filter(ctx, want, pod, nodes[i])
 		same(fmt.Sprintf("Filter of %s on %s", pod.Name, name), upstream, answers[i])
 		if upstream.IsSuccess() {
+			if full || !limit.AllNodes() && !limit.NodeNames.Has(name) {
+				t.Fatalf("PreFilter of %s leaves out %s, which suits it: all are full is %v, nodes %v", pod.Name, name, full, limit)
+			}
 			suitable = append(suitable, name)
 		}
 	}
@@ -306,7 +316,7 @@ func (p *pair) schedule(t *rapid.T, pod *v1.Pod) {
 	}
 	// Upstream does not know what is in flight.
 	for _, object := range p.Core().V1().PersistentVolumeClaims().Informer().GetIndexer().List() {
-		p.ours.Binder.(*binder).inFlight.forget(object.(*v1.PersistentVolumeClaim).UID)
+		p.ours.binder.inFlight.forget(object.(*v1.PersistentVolumeClaim).UID)
 	}
 }
 

@@ -69,12 +69,17 @@ func capacityNode(object any) ([]string, error) {
 	if !ok {
 		return nil, fmt.Errorf("a %T is no CSIStorageCapacity", object)
 	}
+	return []string{topologyOf(capacity)}, nil
+}
+
+// topologyOf is the value of Carve's label that an object's topology has, or anyNode.
+func topologyOf(capacity *storagev1.CSIStorageCapacity) string {
 	if capacity.NodeTopology != nil {
 		if name, ok := capacity.NodeTopology.MatchLabels[names.TopologyNode]; ok {
-			return []string{name}, nil
+			return name
 		}
 	}
-	return []string{anyNode}, nil
+	return anyNode
 }
 
 // addIndex adds an index, unless the plugin of another profile, which has the same informers, did.

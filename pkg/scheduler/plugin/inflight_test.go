@@ -119,7 +119,7 @@ func TestAPlacedClaimLeavesItsSpaceToNoOther(t *testing.T) {
 		pods[i] = &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("p", i), Namespace: namespace}, Spec: v1.PodSpec{Volumes: []v1.Volume{{
 			VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: claim.Name}}}}}}
 		states[i] = framework.NewCycleState()
-		if _, s := plugin.PreFilter(ctx, states[i], pods[i], nil); !s.IsSuccess() {
+		if _, s := plugin.PreFilter(ctx, states[i], pods[i], []fwk.NodeInfo{at}); !s.IsSuccess() {
 			t.Fatalf("PreFilter of Pod %d: %v", i, s)
 		}
 	}

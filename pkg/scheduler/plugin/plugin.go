@@ -24,7 +24,6 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/feature"
-	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/volumebinding"
 
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/controller/podbinder"
@@ -35,14 +34,15 @@ const Name = "CarveVolumes"
 
 // volumes has the volumes of Pods bound. The embedded plugin does what is before that.
 type volumes struct {
-	*volumebinding.VolumeBinding
-	binder  *podbinder.Binder
+	*binding
+	pods    *podbinder.Binder
 	timeout time.Duration
 }
 
 var (
-	_ fwk.FilterPlugin  = (*volumes)(nil)
-	_ fwk.PreBindPlugin = (*volumes)(nil)
+	_ fwk.PreFilterPlugin = (*volumes)(nil)
+	_ fwk.FilterPlugin    = (*volumes)(nil)
+	_ fwk.PreBindPlugin   = (*volumes)(nil)
 )
 
 // New makes the plugin for a scheduler, which runs until ctx is done. It takes VolumeBinding's arguments, and has no
@@ -80,5 +80,5 @@ func (*volumes) PreBindPreFlight(_ context.Context, _ fwk.CycleState, pod *v1.Po
 func (v *volumes) PreBind(ctx context.Context, _ fwk.CycleState, pod *v1.Pod, node string) *fwk.Status {
 	ctx, cancel := context.WithTimeout(ctx, v.timeout)
 	defer cancel()
-	return fwk.AsStatus(v.binder.BindVolumes(ctx, pod, node))
+	return fwk.AsStatus(v.pods.BindVolumes(ctx, pod, node))
 }

@@ -14,8 +14,9 @@ import (
 // where it was.
 type candidates struct {
 	cache.Indexer
-	// pod is whose claims' volumes are listed.
-	pod *v1.Pod
+	// pod is whose claims' volumes are listed, listed how many have been.
+	pod    *v1.Pod
+	listed int
 }
 
 // candidateIndexes begins the names of indexes that hold a volume by the value that upstream's function has for it, or
@@ -58,6 +59,7 @@ func (c *candidates) ByIndex(name, value string) ([]any, error) {
 		}
 		found = append(found, own...)
 	}
+	c.listed += len(found)
 	return found, nil
 }
 
