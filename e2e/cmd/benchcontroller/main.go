@@ -93,6 +93,7 @@ func main() {
 	flag.IntVar(&p.scale.classes, "classes", 1, "StorageClasses there, and device classes of each node")
 	flag.IntVar(&p.scale.full, "full", 0, "percentage of these nodes that have no space for a Pod's volume")
 	flag.DurationVar(&p.scale.createTime, "create-time", 200*time.Millisecond, "how long a volume group there takes to make or to delete a volume, one after the other")
+	flag.BoolVar(&p.scale.restarts, "restarts", true, "measure there also what follows when agents and replicas restart, and when a node hangs")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

@@ -6,6 +6,8 @@ import (
 	"io"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -13,6 +15,10 @@ const (
 	// for idleTime.
 	calmingTime = time.Minute
 	idleTime    = time.Minute
+
+	scaleReplicas = 2
+	// otherFiles are what the process with the fake nodes has open beside their connections.
+	otherFiles = 50
 )
 
 // scalePlan is what is measured of each number of nodes.
@@ -21,6 +27,7 @@ type scalePlan struct {
 	volumes, held, classes int // held is how many of a node's volumes have a PersistentVolume at most
 	full                   int // percentage of nodes
 	createTime             time.Duration
+	restarts               bool // of agents and replicas, and a node that hangs
 }
 
 // scale is what a number of nodes takes: of the leader first, and of the stand-by.
@@ -55,9 +62,12 @@ func (b burst) perSecond() float64 {
 func measureScale(ctx context.Context, p plan, programs *programs, progress io.Writer) ([]scale, error) {
 	var results []scale
 	for _, nodes := range p.scale.nodes {
+		if err := filesFor(nodes, scaleReplicas); err != nil {
+			return results, err
+		}
 		fmt.Fprintf(progress, "%d nodes\n", nodes)
 		err := withCluster(ctx, clusterOptions{
-			programs: programs, progress: progress, nodes: nodes, nodeBytes: 1 << 40, createTime: p.scale.createTime, clientRate: highRate, replicas: 2,
+			programs: programs, progress: progress, nodes: nodes, nodeBytes: 1 << 40, createTime: p.scale.createTime, clientRate: highRate, replicas: scaleReplicas,
 			classes: p.scale.classes, volumes: p.scale.volumes, held: min(p.scale.held, p.scale.volumes), full: p.scale.full, scheduler: p.scheduler,
 		}, func(c *cluster) error {
 			result := scale{nodes: c.nodes, connecting: c.connecting}
@@ -70,6 +80,19 @@ func measureScale(ctx context.Context, p plan, programs *programs, progress io.W
 		}
 	}
 	return results, nil
+}
+
+// filesFor returns an error if the process with the fake nodes may not have a connection for each of them to
+// each replica.
+func filesFor(nodes, replicas int) error {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return fmt.Errorf("read how many files a process may open: %w", err)
+	}
+	if most := (limit.Max - min(limit.Max, otherFiles)) / uint64(replicas); uint64(nodes) > most {
+		return fmt.Errorf("%d nodes: at most %d are possible, because a process may open %d files here (ulimit -Hn)", nodes, most, limit.Max)
+	}
+	return nil
 }
 
 // measureScale does one thing after the other. What ends it leaves the rest empty.
@@ -88,6 +111,14 @@ func (c *cluster) measureScale(ctx context.Context, p plan, s *scale) (err error
 			return err
 		}
 	}
+	if !p.scale.restarts {
+		return nil
+	}
+	return c.restarts(ctx, s)
+}
+
+// restarts measures what follows when agents and replicas end, and when a node hangs.
+func (c *cluster) restarts(ctx context.Context, s *scale) (err error) {
 	if s.agents, err = c.restartAgents(ctx); err != nil {
 		return err
 	}
