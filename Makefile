@@ -271,10 +271,10 @@ bench-controller: ## Measure the controller with a real control plane and fake n
 	cd e2e && $(GO) run ./cmd/benchcontroller
 
 .PHONY: bench-scale
-bench-scale: ## Measure two replicas with many simulated nodes (NODES=50,1000,5000; VOLUMES, HELD, CLASSES, FULL, BURST, CHURN, SCHEDULER)
+bench-scale: ## Measure two replicas with many simulated nodes (NODES=50,1000,5000; VOLUMES, HELD, CLASSES, FULL, BURST, CHURN, SCHEDULER, RESTARTS)
 	cd e2e && $(GO) run ./cmd/benchcontroller -scale $(if $(NODES),$(NODES),50,1000) $(if $(VOLUMES),-volumes $(VOLUMES)) $(if $(HELD),-held $(HELD)) \
 		$(if $(CLASSES),-classes $(CLASSES)) $(if $(FULL),-full $(FULL)) -scale-bursts $(if $(BURST),$(BURST),100,1000) -churn-rate 20 $(if $(CHURN),-churn $(CHURN)) \
-		$(if $(SCHEDULER),-scheduler $(SCHEDULER))
+		$(if $(SCHEDULER),-scheduler $(SCHEDULER)) $(if $(RESTARTS),-restarts=$(RESTARTS))
 
 .PHONY: bench-pod
 bench-pod: bench-mount ## Measure stage and publish against a bare mount, then Pod start and volumes per second on a real cluster

@@ -63,6 +63,9 @@ func (c *cluster) cloneAtOnce(ctx context.Context) (*cloning, error) {
 	if err := c.noVolumes(ctx, waitTimeout+cloneCount*c.createTime); err != nil {
 		return nil, err
 	}
+	if err := pause(ctx, quietTime); err != nil { // capacity that is free again is published a moment later
+		return nil, err
+	}
 	after, err := c.writes(ctx)
 	result.writes = after.since(before, cloneCount)
 	return result, err

@@ -60,7 +60,7 @@ type space struct {
 	classes    storagelisters.StorageClassLister
 	drivers    storagelisters.CSIDriverLister
 	capacities cache.Indexer // by capacityIndex
-	labelled   cache.Indexer // Nodes by labelIndex
+	labelled   cache.Indexer // Nodes by labelIndex: the scheduler knows no others
 	inFlight   *inFlight
 }
 
