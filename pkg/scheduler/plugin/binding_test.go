@@ -233,6 +233,7 @@ func TestNodesAreFilteredAsByUpstream(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		ours.space.above = 0
 		both := &pair{c, made.(*volumebinding.VolumeBinding), ours}
 		for range 20 {
 			both.schedule(t, pod(t, one(t, 0, 1, 2, 3, 4)))

@@ -62,6 +62,8 @@ type space struct {
 	capacities cache.Indexer // by capacityIndex
 	labelled   cache.Indexer // Nodes by labelIndex: the scheduler knows no others
 	inFlight   *inFlight
+	// above is the number of nodes up to which the time matters less than the reasons that a Pod's Event names.
+	above int
 }
 
 func newSpace(handle fwk.Handle, inFlight *inFlight) (*space, error) {
@@ -71,7 +73,7 @@ func newSpace(handle fwk.Handle, inFlight *inFlight) (*space, error) {
 		return nil, err
 	}
 	return &space{core.PersistentVolumeClaims().Lister(), storage.StorageClasses().Lister(), storage.CSIDrivers().Lister(),
-		storage.CSIStorageCapacities().Informer().GetIndexer(), labelled, inFlight}, nil
+		storage.CSIStorageCapacities().Informer().GetIndexer(), labelled, inFlight, sampled}, nil
 }
 
 // wanted is a volume that a claim will get.
@@ -83,6 +85,9 @@ type wanted struct {
 // nodes returns the names of the nodes that have space for each new volume of a Pod, if these are few: no more than half
 // of all. There are no static volumes for the Pod's claims.
 func (s *space) nodes(pod *v1.Pod, all []fwk.NodeInfo) (found sets.Set[string], few bool) {
+	if len(all) <= s.above {
+		return nil, false
+	}
 	volumes := s.wanted(pod)
 	if len(volumes) == 0 {
 		return nil, false

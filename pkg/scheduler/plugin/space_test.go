@@ -26,10 +26,12 @@ func TestOnlyNodesWithSpaceAreLookedAt(t *testing.T) {
 		more   []metav1.Object
 		claims []string
 		placed int // how many claims of 2 GiB are in flight on the first node
+		above  int
 		want   []string
 		status *fwk.Status
 	}{
 		"most are full":                 {gib: []int64{3, 0, 1, 0, 0, 9}, claims: []string{"data"}, want: []string{"n0", "n5"}},
+		"there are few nodes":           {gib: []int64{3, 0, 1, 0, 0, 9}, claims: []string{"data"}, above: 6},
 		"half are full":                 {gib: []int64{3, 0, 2, 0, 0, 9}, claims: []string{"data"}, want: []string{"n0", "n2", "n5"}},
 		"few are full":                  {gib: []int64{3, 0, 2, 2, 0, 9}, claims: []string{"data"}},
 		"all are full":                  {gib: []int64{1, 0, 1, 0, 0, 1}, claims: []string{"data"}, status: fwk.NewStatus(fwk.UnschedulableAndUnresolvable, string(volumebinding.ErrReasonNotEnoughSpace))},
@@ -79,6 +81,7 @@ func TestOnlyNodesWithSpaceAreLookedAt(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			plugin.space.above = test.above
 			for i := range test.placed {
 				plugin.binder.inFlight.add([]*volumebinding.DynamicProvision{asks(fmt.Sprint("placed-", i), 2, shows("n0", test.gib[0]))})
 			}
