@@ -1,0 +1,170 @@
+//go:build apiserver
+
+package controller
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"testing"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/storage/volume"
+
+	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/waittest"
+)
+
+// TestOurSchedulerMayWriteOnlyWhatItHasTo tries what the rights that the component ships allow, and
+// what their policies deny.
+func TestOurSchedulerMayWriteOnlyWhatItHasTo(t *testing.T) {
+	client := connectToAPIServer(t)
+	install(t, client)
+	apply(t, client, schedulerComponent+"rbac.yaml")
+	apply(t, client, schedulerComponent+"policy.yaml")
+	limited := asAccount(t, schedulerAccount)
+	w := &world{client: client, namespace: ours}
+	for _, name := range []string{"bound-well", "bound-badly", "victim", "probe"} {
+		w.runPod(t, "no-such-scheduler", name, "")
+	}
+	must.Get(client.CoreV1().PersistentVolumeClaims(ours).Create(t.Context(), claimOf("wanted", nil), metav1.CreateOptions{}))(t)
+	t.Cleanup(func() {
+		_ = client.CoreV1().PersistentVolumeClaims(ours).Delete(context.Background(), "wanted", metav1.DeleteOptions{})
+	})
+	taken := volumeOf("taken", otherDriver, "")
+	taken.Spec.ClaimRef = &v1.ObjectReference{Namespace: ours, Name: "another", UID: "uid"}
+	unclaimed := volumeOf("unclaimed", otherDriver, "")
+	unclaimed.Spec.StorageClassName = "unrelated" // lest the PV controller gives it to the claim
+	for _, pv := range []*v1.PersistentVolume{unclaimed, taken} {
+		must.Get(client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}))(t)
+		t.Cleanup(func() {
+			_ = client.CoreV1().PersistentVolumes().Delete(context.Background(), pv.Name, metav1.DeleteOptions{})
+		})
+	}
+	bind := func(pod string, change func(*v1.Binding)) error {
+		binding := &v1.Binding{ObjectMeta: metav1.ObjectMeta{Namespace: ours, Name: pod}, Target: v1.ObjectReference{Kind: "Node", Name: "n1"}}
+		if change != nil {
+			change(binding)
+		}
+		return limited.CoreV1().Pods(binding.Namespace).Bind(t.Context(), binding, metav1.CreateOptions{})
+	}
+	// Controllers write these objects, too.
+	untilWritten := func(update func() error) error {
+		for {
+			if err := update(); !apierrors.IsConflict(err) {
+				return err
+			}
+		}
+	}
+	updateVolume := func(name string, change func(*v1.PersistentVolume)) error {
+		return untilWritten(func() error {
+			pv := must.Get(client.CoreV1().PersistentVolumes().Get(t.Context(), name, metav1.GetOptions{}))(t)
+			change(pv)
+			_, err := limited.CoreV1().PersistentVolumes().Update(t.Context(), pv, metav1.UpdateOptions{})
+			return err
+		})
+	}
+	updatePhase := func(name string, phase v1.PodPhase) error {
+		return untilWritten(func() error {
+			pod := must.Get(client.CoreV1().Pods(ours).Get(t.Context(), name, metav1.GetOptions{}))(t)
+			pod.Status.Phase = phase
+			_, err := limited.CoreV1().Pods(ours).UpdateStatus(t.Context(), pod, metav1.UpdateOptions{})
+			return err
+		})
+	}
+	give := func(claim string) func(*v1.PersistentVolume) {
+		return func(pv *v1.PersistentVolume) {
+			pv.Spec.ClaimRef = &v1.ObjectReference{Namespace: ours, Name: claim, UID: "uid-wanted"}
+		}
+	}
+	resized := func(pv *v1.PersistentVolume) {
+		give("wanted")(pv)
+		pv.Spec.Capacity[v1.ResourceStorage] = resource.MustParse("2Gi")
+	}
+	isDenied := func(err error) bool { return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) }
+	annotated := func(b *v1.Binding) { b.Annotations = map[string]string{"a": "b"} }
+	tries := 0 // of what is allowed, and harmless, until a policy is in force
+	for what, try := range map[string]func() error{
+		"bindings": func() error { return bind("none", annotated) },
+		"Pods":     func() error { return updatePhase("probe", []v1.PodPhase{v1.PodRunning, v1.PodFailed}[tries%2]) },
+		"claims": func() error {
+			return patchClaimAs(limited, "wanted", fmt.Sprintf(`{"metadata":{"annotations":{"tries":"%d"}}}`, tries))
+		},
+		"volumes": func() error {
+			return updateVolume("unclaimed", func(pv *v1.PersistentVolume) { pv.Labels = map[string]string{"tries": strconv.Itoa(tries)} })
+		},
+	} {
+		waittest.Until(t, "the policy for "+what+" is in force", func() bool { tries++; return isDenied(try()) })
+	}
+	for what, err := range map[string]error{
+		"annotate Pods by a binding": bind("bound-badly", annotated),
+		"label Pods by a binding":    bind("bound-badly", func(b *v1.Binding) { b.Labels = map[string]string{"a": "b"} }),
+		"bind Pods in kube-system":   bind("none", func(b *v1.Binding) { b.Namespace = "kube-system" }),
+		"annotate claims":            patchClaimAs(limited, "wanted", `{"metadata":{"annotations":{"probe":"x"}}}`),
+		"label claims":               patchClaimAs(limited, "wanted", `{"metadata":{"labels":{"probe":"x"}}}`),
+		"take volumes from claims":   updateVolume("taken", give("wanted")),
+		"resize volumes":             updateVolume("unclaimed", resized),
+		"end Pods by their status":   updatePhase("victim", v1.PodFailed),
+	} {
+		if !isDenied(err) {
+			t.Errorf("the scheduler may %s: %v", what, err)
+		}
+	}
+	for what, err := range map[string]error{
+		"bind a Pod":                 bind("bound-well", nil),
+		"select a node for a claim":  patchClaimAs(limited, "wanted", `{"metadata":{"annotations":{"`+volume.AnnSelectedNode+`":"n1"}}}`),
+		"select another node for it": patchClaimAs(limited, "wanted", `{"metadata":{"annotations":{"`+volume.AnnSelectedNode+`":"n2"}}}`),
+		"give a volume to a claim":   updateVolume("unclaimed", give("wanted")),
+		"preempt a Pod":              limited.CoreV1().Pods(ours).Delete(t.Context(), "victim", metav1.DeleteOptions{}),
+	} {
+		if err != nil {
+			t.Errorf("the scheduler may not %s: %v", what, err)
+		}
+	}
+}
+
+// TestNamespacesOptInToOurScheduler applies the example's policy.
+func TestNamespacesOptInToOurScheduler(t *testing.T) {
+	client := connectToAPIServer(t)
+	if !servesSince(t, client, 36, admissionv1.SchemeGroupVersion, "mutatingadmissionpolicies") {
+		t.Skip("the example needs Kubernetes 1.36, as it says")
+	}
+	apply(t, client, "../../deploy/examples/scheduler-by-namespace.yaml")
+	for name, labels := range map[string]map[string]string{"opted-in": {"carve.csi.local/scheduler": "carve"}, "others": nil} {
+		must.Get(client.CoreV1().Namespaces().Create(t.Context(), &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}, metav1.CreateOptions{}))(t)
+		t.Cleanup(func() { _ = client.CoreV1().Namespaces().Delete(context.Background(), name, metav1.DeleteOptions{}) })
+	}
+	schedulerOf := func(namespace string, change func(*v1.PodSpec)) string {
+		spec, _ := scheduledPod(true)
+		if change != nil {
+			change(&spec)
+		}
+		var pod *v1.Pod
+		waittest.Succeeds(t, "the Pod is taken", func() (err error) {
+			pod, err = client.CoreV1().Pods(namespace).Create(t.Context(), &v1.Pod{ObjectMeta: metav1.ObjectMeta{GenerateName: "p-"}, Spec: spec}, metav1.CreateOptions{})
+			return err
+		})
+		_ = client.CoreV1().Pods(namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{})
+		return pod.Spec.SchedulerName
+	}
+	waittest.Until(t, "the policy is in force", func() bool { return schedulerOf("opted-in", nil) == carveScheduler })
+	for what, test := range map[string]struct {
+		namespace string
+		change    func(*v1.PodSpec)
+		want      string
+	}{
+		"another namespace":                {"others", nil, v1.DefaultSchedulerName},
+		"a Pod that names its scheduler":   {"opted-in", func(s *v1.PodSpec) { s.SchedulerName = "special" }, "special"},
+		"a Pod that names its node":        {"opted-in", func(s *v1.PodSpec) { s.NodeName = "n1" }, v1.DefaultSchedulerName},
+		"a Pod without claims":             {"opted-in", func(s *v1.PodSpec) { s.Volumes = nil }, v1.DefaultSchedulerName},
+		"a Pod with a claim that is there": {"opted-in", func(s *v1.PodSpec) { s.Volumes = []v1.Volume{byName("c")} }, carveScheduler},
+	} {
+		if got := schedulerOf(test.namespace, test.change); got != test.want {
+			t.Errorf("%s: the scheduler is %q, want %q", what, got, test.want)
+		}
+	}
+}
