@@ -55,7 +55,8 @@ type Reporter struct {
 // node is what was last reported to a node.
 type node struct {
 	// epoch is of the run of lvmd that it was reported to, and at is when.
-	epoch    string
+	epoch string
+	// reported is nil where a call failed: the node may have it, or not.
 	reported *lvmdv1.SetReservationsRequest
 	at       time.Time
 	// since is when reservations were first seen to differ from reported, or zero.
@@ -105,14 +106,16 @@ func (r *Reporter) sync(ctx context.Context, name string) (time.Duration, error)
 	defer cancel()
 	err := r.Fleet.SetReservations(ctx, name, want)
 	if err != nil && status.Code(err) != codes.Unimplemented { // it is of an older version
+		r.noteFailed(name)
 		return 0, fmt.Errorf("report reservations: %w", err)
 	}
 	return r.noteReported(name, view.Epoch, want), nil
 }
 
-// reservationsOn returns what is reserved on a node, as it is reported.
+// reservationsOn returns what is reserved on a node, as it is reported. A reservation without a volume
+// has a node seem too small for a Pod: no volume of it will be made there.
 func (r *Reporter) reservationsOn(name string) *lvmdv1.SetReservationsRequest {
-	reserved := r.ledger.ReservedOn(name)
+	reserved := slices.DeleteFunc(r.ledger.ReservedOn(name), func(one scheduler.Reservation) bool { return one.Volume == "" })
 	slices.SortFunc(reserved, func(a, b scheduler.Reservation) int { return cmp.Compare(a.Volume, b.Volume) })
 	want := &lvmdv1.SetReservationsRequest{ClusterId: r.ID}
 	for _, one := range reserved[:min(len(reserved), most)] {
@@ -132,7 +135,7 @@ func (r *Reporter) due(name, epoch string, want *lvmdv1.SetReservationsRequest) 
 		r.nodes[name] = n
 	}
 	now := r.Now()
-	if proto.Equal(n.reported, want) {
+	if n.reported != nil && proto.Equal(n.reported, want) {
 		n.since = time.Time{}
 		if len(want.GetReservations()) == 0 {
 			return 0, false
@@ -156,6 +159,15 @@ func (r *Reporter) noteReported(name, epoch string, what *lvmdv1.SetReservations
 		return 0
 	}
 	return renewAfter
+}
+
+// noteFailed notes that it is not known what a node knows.
+func (r *Reporter) noteFailed(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if n := r.nodes[name]; n != nil {
+		n.reported = nil
+	}
 }
 
 func (r *Reporter) forget(name string) {

@@ -51,6 +51,8 @@ type Hooks struct {
 	BeforeKeep func(context.Context, *lvmdv1.KeepVolumeRequest) error
 	// BeforeModify delays or fails a change before it has any effect.
 	BeforeModify func(context.Context, *lvmdv1.ModifyVolumeRequest) error
+	// AfterReservations fails a report of reservations after it took effect: a lost answer.
+	AfterReservations func() error
 	// Device makes the device of a volume that is created, or grows it, before any caller sees the
 	// volume so. It is called with the server's lock held.
 	Device func(*lvmdv1.Volume)
@@ -369,9 +371,16 @@ func (s *Server) SetReservations(_ context.Context, r *lvmdv1.SetReservationsReq
 		return nil, err
 	}
 	defer unlock()
-	s.reserved = map[string]*lvmdv1.Reservation{}
-	for _, one := range r.GetReservations() {
-		s.reserved[one.GetName()] = one
+	reserved := map[string]*lvmdv1.Reservation{}
+	for i, one := range r.GetReservations() {
+		if one.GetName() == "" || one.GetRequiredBytes() < 1 {
+			return nil, apierror.InvalidField(fmt.Sprintf("reservations[%d]", i), "a name and at least 1 byte are required")
+		}
+		reserved[one.GetName()] = one
+	}
+	s.reserved = reserved
+	if after := s.hooks.AfterReservations; after != nil {
+		return nil, after()
 	}
 	return &lvmdv1.SetReservationsResponse{}, nil
 }
