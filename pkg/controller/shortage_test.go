@@ -285,6 +285,23 @@ func TestClaimsOfAPodThatMayFitTogetherAreMade(t *testing.T) {
 	}
 }
 
+// TestAPodThatCannotHaveAClaimDoesNotHoldItUp has a Pod with a volume of its own whose claim would have
+// the name of one that another Pod uses.
+func TestAPodThatCannotHaveAClaimDoesNotHoldItUp(t *testing.T) {
+	h := newHarness(t)
+	h.node("n1", gib)
+	h.class("carve", nil)
+	h.run()
+	h.unscheduled("user", byName("web-a"))
+	h.unscheduled("web", inTemplate("a"), inTemplate("b"))
+	waittest.Until(h.t, "the controller sees both", func() bool { return len(h.c.core.Pods.GetStore().ListKeys()) == 2 })
+	h.claim("web-a", "", ofSize("600Mi"))
+	h.claim("web-b", "", ofWeb("600Mi"))
+	waittest.Until(h.t, "the controller sees the claims", func() bool { return h.c.core.Claim("uid-web-a") != nil && h.c.core.Claim("uid-web-b") != nil })
+	h.selectNode("web-a", "n1")
+	waittest.Until(h.t, "the claim is bound", h.bound("web-a"))
+}
+
 func TestClaimsOfSeveralPodsAreNotAddedUp(t *testing.T) {
 	h := newHarness(t)
 	h.node("n1", gib)

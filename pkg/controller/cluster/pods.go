@@ -90,9 +90,11 @@ func (c *Cluster) WaitersFor(claim *v1.PersistentVolumeClaim) []*v1.Pod {
 	return c.UnplacedPods(claim)
 }
 
-// UnplacedPods are the Pods without a node that name a claim.
+// UnplacedPods are the Pods without a node that use a claim.
 func (c *Cluster) UnplacedPods(claim *v1.PersistentVolumeClaim) []*v1.Pod {
-	return slices.DeleteFunc(c.podsNaming(claim), func(pod *v1.Pod) bool { return pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil })
+	return slices.DeleteFunc(c.podsNaming(claim), func(pod *v1.Pod) bool {
+		return pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil || !Uses(pod, claim)
+	})
 }
 
 // OwnerUnplaced reports whether a claim is a generic ephemeral volume of a Pod that has no node.

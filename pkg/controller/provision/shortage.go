@@ -86,7 +86,7 @@ func (l placer) shortageOf(pod *v1.Pod, view *fleet.View) *shortage {
 	var together []string
 	for _, key := range cluster.ClaimsNamed(pod) {
 		sibling := l.ClaimAt(key)
-		if sibling == nil {
+		if sibling == nil || !cluster.Uses(pod, sibling) {
 			continue
 		}
 		class, ours := l.OurClass(volume.GetPersistentVolumeClaimClass(sibling))
