@@ -30,11 +30,13 @@ func (h *harness) knows(node, name string) {
 // TestAVolumeWithoutAPersistentVolumeIsRemovedOnceItsClaimIsGone has volumes that an earlier leader made before it ended.
 func TestAVolumeWithoutAPersistentVolumeIsRemovedOnceItsClaimIsGone(t *testing.T) {
 	h := newHarness(t)
-	node := h.node("n1", 4*gib)
+	node, other := h.node("n1", 4*gib), h.node("n2", gib)
 	h.class("carve", nil)
 	h.run()
 	h.boundVolume("bound", "n1")
 	h.knows("n1", "pvc-uid-bound")
+	h.boundVolume("moved", "n2")
+	h.knows("n2", "pvc-uid-moved")
 	made := func(uid string, provisional bool) {
 		t.Helper()
 		must.Get(node.CreateVolume(t.Context(), &lvmdv1.CreateVolumeRequest{
@@ -48,6 +50,7 @@ func TestAVolumeWithoutAPersistentVolumeIsRemovedOnceItsClaimIsGone(t *testing.T
 	}
 	made("gone", true)
 	made("used", false)
+	made("moved", true) // after its claim got one on another node
 	// It had a PersistentVolume, which an administrator deleted.
 	h.claim("had-one", "", func(c *v1.PersistentVolumeClaim) { c.Spec.VolumeName = "pvc-uid-had-one" })
 	made("had-one", true)
@@ -57,7 +60,7 @@ func TestAVolumeWithoutAPersistentVolumeIsRemovedOnceItsClaimIsGone(t *testing.T
 
 	a := newAuditor(h.c.core, false, audit.DefaultOrphanGrace, h.leader().provisioner.Busy)
 	a.Pass(t.Context())
-	if got := node.Volumes(); len(got) != 4 {
+	if got := node.Volumes(); len(got) != 5 {
 		t.Errorf("volumes that were just made were removed: left are %v", got)
 	}
 	if node.Volumes()["pvc-uid-bound"].GetProvisional() {
@@ -74,10 +77,13 @@ func TestAVolumeWithoutAPersistentVolumeIsRemovedOnceItsClaimIsGone(t *testing.T
 			t.Errorf("volume %s, which a Pod got, has a warning: %s", id, warning)
 		}
 	}
-	for uid, want := range map[string]bool{"bound": true, "gone": false, "used": true, "had-one": true, "late": true} {
+	for uid, want := range map[string]bool{"bound": true, "gone": false, "used": true, "moved": false, "had-one": true, "late": true} {
 		if got := node.Volumes()["pvc-uid-"+uid] != nil; got != want {
 			t.Errorf("the volume of claim %s is there: %v, want %v", uid, got, want)
 		}
+	}
+	if other.Volumes()["pvc-uid-moved"] == nil {
+		t.Error("the volume that a PersistentVolume names on the other node was removed")
 	}
 }
 

@@ -247,17 +247,21 @@ func (a *Auditor) confirmOrphan(ctx context.Context, vol *lvmdv1.Volume, l liste
 	defer cancel()
 	owner := vol.GetOwner()
 	claim, err := a.Client.CoreV1().PersistentVolumeClaims(owner.GetClaimNamespace()).Get(ctx, owner.GetClaimName(), metav1.GetOptions{})
+	known := err == nil && string(claim.UID) == owner.GetClaimUid()
 	switch {
 	case err != nil && !apierrors.IsNotFound(err):
 		return OrphanUnconfirmed, fmt.Errorf("look for its claim: %w", err)
-	case err == nil && string(claim.UID) == owner.GetClaimUid() && claim.Spec.VolumeName == "":
+	case known && claim.Spec.VolumeName == "":
 		return OrphanKnown, errors.New("its claim is being provisioned after all")
-	case err == nil && string(claim.UID) == owner.GetClaimUid() && !a.RemoveOrphans:
-		return OrphanKnown, fmt.Errorf("it had PersistentVolume %s, which its claim names", claim.Spec.VolumeName)
 	case l.err != nil:
 		return OrphanUnconfirmed, fmt.Errorf("look for its PersistentVolume: %w", l.err)
 	case l.named[vol.GetId()] != "":
 		return OrphanKnown, fmt.Errorf("PersistentVolume %s names it after all", l.named[vol.GetId()])
+	}
+	if known && !a.RemoveOrphans {
+		if result, err := a.confirmStray(ctx, claim, vol); err != nil {
+			return result, err
+		}
 	}
 	pv, err := a.Client.CoreV1().PersistentVolumes().Get(ctx, vol.GetName(), metav1.GetOptions{})
 	switch {
@@ -269,6 +273,21 @@ func (a *Auditor) confirmOrphan(ctx context.Context, vol *lvmdv1.Volume, l liste
 		return OrphanKnown, errors.New("a PersistentVolume names it by now, or its claim is worked on")
 	}
 	return OrphanRemoved, nil
+}
+
+// confirmStray returns no error if a claim has another volume than the one that was made for it and that no
+// PersistentVolume names: one that a node made too late. Where the claim's PersistentVolume is gone, the volume may be its.
+func (a *Auditor) confirmStray(ctx context.Context, claim *v1.PersistentVolumeClaim, vol *lvmdv1.Volume) (result string, err error) {
+	pv, err := a.Client.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
+	switch {
+	case err != nil && !apierrors.IsNotFound(err):
+		return OrphanUnconfirmed, fmt.Errorf("look for its claim's PersistentVolume: %w", err)
+	case err != nil || pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID != claim.UID:
+		return OrphanKnown, fmt.Errorf("it had PersistentVolume %s, which its claim names", claim.Spec.VolumeName)
+	case pv.Spec.CSI != nil && pv.Spec.CSI.VolumeHandle == vol.GetId():
+		return OrphanKnown, fmt.Errorf("PersistentVolume %s names it by now", pv.Name)
+	}
+	return "", nil
 }
 
 // removeOrphan removes a volume unless an object names it. lvmd refuses one that is in use. There is
