@@ -100,11 +100,12 @@ func (l *losses) forget(node string) {
 	delete(l.gone, node)
 }
 
-// Retain forgets the nodes that do not matter any more.
-func (l *losses) Retain(matters func(node string) bool) {
+// Retain forgets the nodes that do not matter any more. Those that went a moment ago stay: a snapshot, which
+// is in no cache, may be deleted with its node.
+func (l *losses) Retain(now time.Time, matters func(node string) bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	maps.DeleteFunc(l.gone, func(node string, _ time.Time) bool { return !matters(node) })
+	maps.DeleteFunc(l.gone, func(node string, since time.Time) bool { return !matters(node) && now.Sub(since) > 10*l.Grace })
 }
 
 // lasts notes that the Node object is gone, and reports whether it has been for

@@ -68,7 +68,7 @@ func (s *Service) Snapshot(ctx context.Context, name, source, ownerNamespace, ow
 }
 
 // DeleteSnapshot removes a snapshot. One that is not there is no error, nor is
-// one of a node that is gone (Cluster.NodeGone).
+// one of a node that is lost (Cluster.NodeLost): should the node come back, nothing finds it again.
 func (s *Service) DeleteSnapshot(ctx context.Context, r *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
 	if r.GetSnapshotId() == "" {
 		return nil, invalid("snapshot_id", "a value is required")
@@ -79,11 +79,11 @@ func (s *Service) DeleteSnapshot(ctx context.Context, r *csi.DeleteSnapshotReque
 	}
 	err := s.Fleet.DeleteSnapshot(ctx, node, &lvmdv1.DeleteSnapshotRequest{Id: id})
 	if fleet.IsNotConnected(err) {
-		gone, goneErr := s.NodeGone(ctx, node)
-		if goneErr != nil {
-			return nil, goneErr
+		lost, lostErr := s.NodeLost(ctx, node)
+		if lostErr != nil {
+			return nil, lostErr
 		}
-		if gone {
+		if lost {
 			err = nil
 		}
 	}

@@ -91,7 +91,7 @@ func (r *releaser) Pass(ctx context.Context) {
 			delete(r.notified, pv.Name)
 		}
 	}
-	r.Losses.Retain(func(node string) bool { return named[node] })
+	r.Losses.Retain(r.Now(), func(node string) bool { return named[node] })
 	maps.DeleteFunc(r.notified, func(volume string, _ map[types.UID]struct{}) bool { return !volumes[volume] })
 }
 
