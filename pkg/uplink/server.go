@@ -21,9 +21,6 @@ import (
 const (
 	alpn = names.UplinkALPN
 
-	// drainExpired is how long calls on a session may go on that ran out.
-	drainExpired = 30 * time.Second
-
 	// maxHandshakes bounds the peers that are connected and not yet accepted, and
 	// maxHandshakesPerAddress those of one address: any Pod can connect, and none may
 	// take what all nodes need. Nodes behind one address, as of a gateway, share it;
@@ -199,7 +196,7 @@ func (s *Server) welcome(ctx context.Context, raw net.Conn, place *connlimit.Pla
 		session.Close()
 	case <-expired:
 		s.log.Warn("node did not renew its uplink in time, closing it", "node", session.node)
-		session.Retire(drainExpired)
+		session.Close()
 	}
 	session.awaitEnd()
 	if session.held.tooMuch() {
