@@ -21,6 +21,7 @@ apiVersion: monitoring.coreos.com/v1
 kind: PrometheusRule
 metadata:
   name: carve
+  namespace: carve-system
 spec:
 `
 
