@@ -3,12 +3,15 @@ package chart_test
 import (
 	"encoding/json"
 	"slices"
+	"strings"
 	"testing"
 
 	securityv1 "github.com/openshift/api/security/v1"
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 
@@ -116,4 +119,38 @@ func isAdmitted(t *testing.T, set manifests.Set, user string, privileged bool, u
 		}
 	}
 	return false
+}
+
+// TestThePodMonitorSelectsWhatHasMetrics has Prometheus ask every container that has the token for metrics.
+func TestThePodMonitorSelectsWhatHasMetrics(t *testing.T) {
+	set, err := chart.Render(load(t), namespace, values(t, "{podMonitor: {enabled: true}, scheduler: {enabled: true}, ioLimits: {enabled: true}}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	monitor := as[monitoringv1.PodMonitor](t, set["PodMonitor.monitoring.coreos.com/carve-system/carve"].Object)
+	selector, err := metav1.LabelSelectorAsSelector(&monitor.Spec.Selector)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := 0
+	for key, pod := range podTemplates(t, set) {
+		for i := range pod.Spec.Containers {
+			c := &pod.Spec.Containers[i]
+			if !slices.ContainsFunc(c.Args, func(arg string) bool { return strings.HasPrefix(arg, "--metrics-token-file=") }) {
+				continue
+			}
+			seen++
+			if !selector.Matches(labels.Set(pod.Labels)) {
+				t.Errorf("%s: the selector %s does not match %v", key, selector, pod.Labels)
+			}
+			if !slices.ContainsFunc(c.Ports, func(port corev1.ContainerPort) bool {
+				return slices.ContainsFunc(monitor.Spec.PodMetricsEndpoints, func(e monitoringv1.PodMetricsEndpoint) bool { return *e.Port == port.Name })
+			}) {
+				t.Errorf("%s: no port of the container %s is in the PodMonitor: %v", key, c.Name, c.Ports)
+			}
+		}
+	}
+	if seen != 4 {
+		t.Errorf("%d containers have the token for metrics, want 4", seen)
+	}
 }
