@@ -46,6 +46,42 @@ func TestTheOverlayForNodePoolsAddsAgentsWithAConfigurationOfTheirOwn(t *testing
 	}
 }
 
+// TestComponentsFitOverlays: components name the DaemonSet carve-node, which is what those of the
+// overlay's pools were called, too; and an overlay for OpenShift sets no namespace.
+func TestComponentsFitOverlays(t *testing.T) {
+	dirs, err := filepath.Glob(filepath.Join(root, "deploy/components/*"))
+	if err != nil || len(dirs) < 12 {
+		t.Fatalf("components: want 12 or more, got %q, %v", dirs, err)
+	}
+	for _, dir := range dirs {
+		name := filepath.Base(dir)
+		t.Run(name, func(t *testing.T) {
+			const daemons = "DaemonSet.apps/carve-system/carve-node"
+			component := "\ncomponents: [../components/" + name + "]\n"
+			base := kustomization(t, "resources: [../base]"+component)
+			pools := kustomization(t, "resources: [../overlays/node-pools]"+component)
+			for key := range kustomization(t, "# for openshift\nresources: [../base]"+component) {
+				if base[key] == nil {
+					t.Errorf("without a namespace in the overlay there is %s", key)
+				}
+			}
+			want := podTemplates(t, base)[daemons].Spec
+			for _, key := range []string{daemons, daemons + "-nvme"} {
+				template, ok := podTemplates(t, pools)[key]
+				if !ok {
+					t.Fatalf("there is no %s in %q", key, keys(pools))
+				}
+				got := template.Spec
+				// Pools differ in their nodes and in their configuration.
+				got.Affinity, got.NodeSelector, got.Volumes[0].ConfigMap = want.Affinity, want.NodeSelector, want.Volumes[0].ConfigMap
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("the Pods of %s (- with the base, + with the overlay):\n%s", key, diff)
+				}
+			}
+		})
+	}
+}
+
 // yamlOf returns the block of a how-to page that begins with these words.
 func yamlOf(t *testing.T, page, begins string) string {
 	t.Helper()
