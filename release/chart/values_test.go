@@ -12,13 +12,15 @@ import (
 	"github.com/carve-csi/carve/release/manifests"
 )
 
+// enabled is every component that has workloads or labels of its own.
+const enabled = "{schedulerExtender: {enabled: true}, scheduler: {enabled: true}, startupTaint: {enabled: true}, nodeConditions: {enabled: true}, inlineVolumes: {enabled: true}, ioLimits: {enabled: true}, " +
+	"podMonitor: {enabled: true}, alerts: {enabled: true}, dashboards: {enabled: true}}"
+
 // TestEveryValueComesWhereItBelongsAndNowhereElse sets every value that no kustomization has a
 // counterpart of to something unusual, and wants what the chart makes otherwise with the changes
 // that are listed.
 func TestEveryValueComesWhereItBelongsAndNowhereElse(t *testing.T) {
 	const (
-		enabled = "{schedulerExtender: {enabled: true}, scheduler: {enabled: true}, startupTaint: {enabled: true}, nodeConditions: {enabled: true}, inlineVolumes: {enabled: true}, ioLimits: {enabled: true}, " +
-			"podMonitor: {enabled: true}, alerts: {enabled: true}, dashboards: {enabled: true}}"
 		digest  = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 		carve   = "r.example.com/c@" + digest
 		changed = `
@@ -168,6 +170,36 @@ dashboards: {labels: {for: grafana}, annotations: {grafana_folder: Storage}}
 	}
 	if diff := cmp.Diff(plain(t, want), plain(t, got)); diff != "" {
 		t.Errorf("what the values change (- want, + got):\n%s", diff)
+	}
+}
+
+// TestListsAndMapsMayBeEmpty renders the chart with each list and each map of its values empty, or
+// removed, which is what Helm does with null.
+func TestListsAndMapsMayBeEmpty(t *testing.T) {
+	for name, of := range load(t).Values {
+		fields, _ := of.(map[string]any)
+		for field, value := range fields {
+			given := []any{nil}
+			switch value.(type) {
+			case []any:
+				given = append(given, []any{})
+			case map[string]any:
+				if field == "image" { // without which there is no container
+					continue
+				}
+			default:
+				continue
+			}
+			for _, empty := range given {
+				v := put(t, values(t, enabled), []string{name, field}, empty).(map[string]any)
+				set, err := chart.Render(load(t), namespace, v)
+				if err != nil {
+					t.Errorf("%s.%s: %v: %v", name, field, empty, err)
+				} else if got := podTemplates(t, set)["Deployment.apps/carve-system/carve-controller"].Spec.Tolerations; len(got) < 3 {
+					t.Errorf("%s.%s: %v: the controller does not tolerate the start-up taint: %v", name, field, empty, got)
+				}
+			}
+		}
 	}
 }
 
