@@ -2,6 +2,7 @@ package docs
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io/fs"
 	"os"
@@ -407,4 +408,29 @@ func TestTheREADMEShowsTheShippedStorageClass(t *testing.T) {
 		}
 	}
 	t.Error("the README shows no StorageClass")
+}
+
+// asks is how often the kubelet asks for a node's number of volumes, as pages say it.
+var asks = regexp.MustCompile(`kubelet asks (?:for the number )?(?:every (\d+) seconds|once a minute)`)
+
+// TestPagesSayHowOftenTheKubeletAsks compares them with the shipped CSIDriver.
+func TestPagesSayHowOftenTheKubeletAsks(t *testing.T) {
+	var driver struct {
+		Spec struct {
+			Period string `yaml:"nodeAllocatableUpdatePeriodSeconds"`
+		}
+	}
+	must.Succeed(t, yaml.Unmarshal(must.Get(os.ReadFile(filepath.Join(root, "deploy/base/csidriver.yaml")))(t), &driver))
+	seen := 0
+	for name, p := range pages(t) {
+		for _, found := range asks.FindAllSubmatch(p.source, -1) {
+			seen++
+			if got := cmp.Or(string(found[1]), "60"); got != driver.Spec.Period {
+				t.Errorf("%s: %q, but the CSIDriver says %s seconds", name, found[0], driver.Spec.Period)
+			}
+		}
+	}
+	if seen < 2 {
+		t.Errorf("%d pages say how often the kubelet asks, want 2", seen)
+	}
 }
