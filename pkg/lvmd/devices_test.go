@@ -580,6 +580,32 @@ func TestWhereverLvmdCrashesAGroupIsFinished(t *testing.T) {
 	}
 }
 
+// TestAPhysicalVolumeKeepsItsUUIDToItselfWhenDisksChangeTheirNames has the disk that an lvmd that crashed
+// made a physical volume of come back by another name, and a blank one by its.
+func TestAPhysicalVolumeKeepsItsUUIDToItselfWhenDisksChangeTheirNames(t *testing.T) {
+	for _, selected := range []string{anyDisk, "{name: carve, devices: [{path: /dev/vdb}]}"} {
+		m := bare(t, selected)
+		m.fake.AddDisk(disk("vdb"))
+		m.fake.AddDisk(disk("vdc"))
+		if _, err := m.tryStart(t, withDevices(nil), func(d *daemon, _ *Options) { d.gate.crashNext("after pvcreate") }); err == nil {
+			t.Fatal("lvmd did not crash")
+		}
+		m.fake.SwapDisks("vdb", "vdc")
+		d := m.start(t, withDevices(nil))
+		var uuids []string
+		for _, name := range []string{"/dev/vdb", "/dev/vdc"} {
+			uuids = append(uuids, must.Get(m.fake.Label(name))(t).UUID)
+		}
+		if uuids[0] == uuids[1] {
+			t.Errorf("%s: both disks have the UUID %s", selected, uuids[0])
+		}
+		if got, want := len(d.devices()), strings.Count(selected, "*")+1; got != want {
+			t.Errorf("%s: %d disks are in the group, want %d", selected, got, want)
+		}
+		d.stop()
+	}
+}
+
 func TestAnAttemptThatFailsIsNotRepeatedForEveryEvent(t *testing.T) {
 	m := bare(t, anyDisk)
 	m.fake.AddDisk(disk("vdb"))

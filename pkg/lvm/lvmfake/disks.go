@@ -49,6 +49,16 @@ func (f hands) ChangeDisk(name string, change func(*blockdev.Device)) {
 	change(&f.disk("/dev/" + name).Device)
 }
 
+// SwapDisks has two devices change their names, as a reboot may, and their places in the list of devices.
+func (f hands) SwapDisks(name, other string) {
+	defer f.lock()()
+	i, j := slices.Index(f.disks, f.disk("/dev/"+name)), slices.Index(f.disks, f.disk("/dev/"+other))
+	f.disks[i], f.disks[j] = f.disks[j], f.disks[i]
+	a, b := f.disks[i], f.disks[j]
+	a.Name, b.Name = b.Name, a.Name
+	a.Path, b.Path = b.Path, a.Path
+}
+
 // MarkDisk puts a signature on a device that is in no group.
 func (f hands) MarkDisk(name, signature string) {
 	defer f.lock()()

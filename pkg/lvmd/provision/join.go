@@ -27,7 +27,7 @@ const (
 //
 // Each physical volume is an intent in the journal before it is made: one that
 // an lvmd left without a group is known by its UUID, and joins later.
-func (p *Provisioner) join(ctx context.Context, g *group, scanned *lvm.Group, w *work) (changed bool, err error) {
+func (p *Provisioner) join(ctx context.Context, g *group, scanned *lvm.Group, all []blockdev.Device, w *work) (changed bool, err error) {
 	if scanned != nil && (scanned.MissingDevices > 0 || scanned.Exported || scanned.ReadOnly) {
 		return false, nil // LVM would refuse all of it; what ends that is an event
 	}
@@ -47,6 +47,9 @@ func (p *Provisioner) join(ctx context.Context, g *group, scanned *lvm.Group, w 
 		if w.kept, w.givenUp, err = p.host.Kept(g.Name); err != nil {
 			return changed, err
 		}
+	}
+	if len(w.fresh) > 0 {
+		w.made = p.madeOn(all)
 	}
 	for i := range w.fresh {
 		d := &w.fresh[i]
@@ -93,7 +96,7 @@ func (p *Provisioner) prepare(ctx context.Context, g *group, d *blockdev.Device,
 		r.Device = d.Path // the kernel may call it otherwise now
 		return &r, nil
 	}
-	r, err := p.initDevice(ctx, g, d, overwrite, records)
+	r, err := p.initDevice(ctx, g, d, overwrite, w.made, records)
 	if err != nil {
 		return nil, err
 	}
@@ -166,12 +169,27 @@ func (p *Provisioner) confirmJoined(g *group, all []blockdev.Device) error {
 	return p.journal.PutDevices(joined...)
 }
 
+// madeOn returns the UUIDs of the physical volumes that are there, on devices that no group wants, too.
+func (p *Provisioner) madeOn(all []blockdev.Device) map[string]bool {
+	made := map[string]bool{}
+	for i := range all {
+		if all[i].UserData != "" || all[i].Mapping.LogicalVolume {
+			continue
+		}
+		if label, _ := p.devices.Label(all[i].Path); label.UUID != "" { // One that makes no sense has a UUID, too.
+			made[label.UUID] = true
+		}
+	}
+	return made
+}
+
 // initDevice makes a device a physical volume that belongs to no group yet.
-func (p *Provisioner) initDevice(ctx context.Context, g *group, d *blockdev.Device, overwrite bool, records map[string]journal.Device) (journal.Device, error) {
+func (p *Provisioner) initDevice(ctx context.Context, g *group, d *blockdev.Device, overwrite bool, made map[string]bool, records map[string]journal.Device) (journal.Device, error) {
 	r := journal.Device{UUID: ondisk.NewUUID(), Group: g.Name, Device: d.Path}
 	for _, old := range records {
-		// The intent of an attempt that made nothing: one per device is enough.
-		if !old.Joined && old.Device == d.Path {
+		// The intent of an attempt that made nothing: one per device is enough. One that made a physical
+		// volume belongs to that one, whatever the kernel calls its device now.
+		if !old.Joined && old.Device == d.Path && !made[old.UUID] {
 			r = old
 		}
 	}

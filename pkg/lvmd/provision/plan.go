@@ -25,6 +25,8 @@ type work struct {
 	// not waited for.
 	kept    string
 	givenUp bool
+	// made are the UUIDs of physical volumes that are there.
+	made map[string]bool
 }
 
 func (w *work) any() bool { return len(w.grown)+len(w.fresh) > 0 }

@@ -265,7 +265,7 @@ func (p *Provisioner) carryOut(ctx context.Context, g *group, all []blockdev.Dev
 		return again, err
 	}
 	work := p.plan(g, scanned, all, taken)
-	changed, err := p.join(ctx, g, scanned, &work)
+	changed, err := p.join(ctx, g, scanned, all, &work)
 	p.noteRefused(g, work.refused)
 	g.poolsDue = g.poolsDue || p.loaded && err == nil && scanned == nil && changed
 	if g.poolsDue && err == nil {
