@@ -240,15 +240,15 @@ func (t Tombstone) SetHandle(h blockdev.Handle) {
 }
 
 // SizeToWipe is a tombstone's size in bytes. Where its device has more, the device may be
-// another's: the handle is taken from the tombstone, to be closed, and the group's devices are
-// suspect.
+// another's, and where it has less, its end would not be wiped: the handle is taken from the
+// tombstone, to be closed, and the group's devices are suspect.
 func (t Tombstone) SizeToWipe(device int64) (size int64, mistaken blockdev.Handle) {
 	v := t.Volume
 	m := v.group.m
 	m.lock()
 	defer m.unlock()
 	size = v.bytes()
-	if device > size {
+	if device != size {
 		v.group.suspect = true
 		mistaken, v.handle = v.handle, nil
 	}

@@ -47,6 +47,10 @@ type recorder struct {
 	did []string
 	// refuse, if set, may fail what is done, by its name in did. It is set before use.
 	refuse func(what string) error
+	// shorter is by how many bytes devices are shorter that are opened, and opens counts them.
+	shorter, opens atomic.Int64
+	// longer has volumes lie on one extent more than their devices had when they were opened. It is set before use.
+	longer bool
 }
 
 // note notes what is done, and returns the error of it.
@@ -86,13 +90,30 @@ func (r *recorder) Open(group, volume string) (blockdev.Handle, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &handle{h, r}, nil
+	r.opens.Add(1)
+	return &handle{h, r, h.Size() - r.shorter.Load()}, nil
+}
+
+func (r *recorder) Mapping(group, volume string) ([]lvm.Segment, error) {
+	segments, err := r.Groups.Mapping(group, volume)
+	if r.longer && err == nil {
+		more := segments[len(segments)-1]
+		more.Areas = slices.Clone(more.Areas)
+		more.Offset += extent
+		more.Areas[0].Start += extent
+		segments = append(segments, more)
+	}
+	return segments, err
 }
 
 type handle struct {
 	blockdev.Handle
 	*recorder
+	// size is that of the device when it was opened, as of the kernel's.
+	size int64
 }
+
+func (h *handle) Size() int64 { return h.size }
 
 func (h *handle) Zero(off, length int64) error {
 	if err := h.note("zero %d+%d", off>>20, length>>20); err != nil {
@@ -350,6 +371,45 @@ func TestWipingGoesOnWhereTheLastCheckpointWas(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A device may be shorter than its volume when lvextend was killed, until it is repaired.
+func TestADeviceThatIsShorterThanItsVolumeIsNotWipedBeforeItIsRepaired(t *testing.T) {
+	n := newNode(t, 1, "")
+	n.lvm.shorter.Store(extent)
+	m, stop := n.start(func(*inventory.Inventory, string) {})
+	waittest.Until(t, "the device is opened again", func() bool { return n.lvm.opens.Load() > 1 || len(m.Inspect()) == 0 })
+	n.lvm.shorter.Store(0)
+	n.reclaimed(m)
+	stop()
+	if got, want := n.lvm.notes(), []string{"tag 1 carve.deleted", "zero 0+64", "zero 64+16", "sync", "remove 1"}; !slices.Equal(got, want) {
+		t.Errorf("done was %q, want %q", got, want)
+	}
+	if zeroed := n.zeroed(); zeroed != size*extent {
+		t.Errorf("%d bytes are known to be zero, want all of the volume", zeroed)
+	}
+}
+
+func TestWhatAVolumeGotAfterItsLastChunkWasWipedIsNotTakenForZero(t *testing.T) {
+	n := newNodeOf(t, []int64{size + 1}, 1, "")
+	n.lvm.longer = true
+	m, stop := n.start(func(*inventory.Inventory, string) {})
+	n.reclaimed(m)
+	stop()
+	if zeroed := n.zeroed(); zeroed != 0 {
+		t.Errorf("%d bytes are known to be zero, and the volume had more than was wiped", zeroed)
+	}
+}
+
+// zeroed is how many bytes of the group the journal says are zero.
+func (n *node) zeroed() (bytes int64) {
+	n.t.Helper()
+	for _, edges := range must.Get(n.journal.Groups())(n.t)["carve"].Zeroed {
+		for i := 0; i < len(edges); i += 2 {
+			bytes += edges[i+1] - edges[i]
+		}
+	}
+	return bytes
 }
 
 // A device that is broken is broken for long: what fails is tried less and less often, and not all

@@ -109,12 +109,12 @@ func (r *Reclaimer) wipe(ctx context.Context, g *volumegroup.Group, t inventory.
 		return err
 	}
 	size := p.Handle.Size()
-	if known, mistaken := t.SizeToWipe(size); size > known {
-		// Why it has more, a repair and a scan find out.
+	if known, mistaken := t.SizeToWipe(size); size != known {
+		// Why, a repair and a scan find out. A handle keeps the size that its device had when it was opened.
 		if mistaken != nil {
 			_ = mistaken.Close()
 		}
-		return fmt.Errorf("its device has %s more than the volume, which has %s", quantity.Bytes(size-known), quantity.Bytes(known))
+		return fmt.Errorf("its device has %s, and the volume has %s", quantity.Bytes(size), quantity.Bytes(known))
 	}
 	off := p.Wiped
 	if off < size {
@@ -148,14 +148,32 @@ func (r *Reclaimer) finish(g *volumegroup.Group, t inventory.Tombstone, h blockd
 	var segments []lvm.Segment
 	if !notZeroed {
 		var err error
-		if segments, err = r.LVM.Mapping(g.Name(), t.ID()); err != nil {
+		segments, err = r.LVM.Mapping(g.Name(), t.ID())
+		if err == nil {
+			err = checkWiped(segments, h.Size())
+		}
+		if err != nil {
 			r.Log.Warn("a wiped volume's space will be wiped again", "volume", t.ID(), "error", err)
+			segments = nil
 		}
 	}
 	r.close(t.Volume, h)
 	r.crash("delete: wiped")
 	t.FinishWipe(segments, forgotten)
 	g.Remove.Set()
+	return nil
+}
+
+// checkWiped returns an error where a volume that was wiped to a size lies in segments of another: a
+// repair may have lengthened its device since.
+func checkWiped(segments []lvm.Segment, size int64) error {
+	var mapped int64
+	for _, s := range segments {
+		mapped += s.Length
+	}
+	if mapped != size {
+		return fmt.Errorf("it was wiped to %s, and has %s", quantity.Bytes(size), quantity.Bytes(mapped))
+	}
 	return nil
 }
 
