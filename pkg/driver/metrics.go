@@ -68,7 +68,7 @@ func NewMetrics() *Metrics {
 		}),
 	}
 	stuck := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "carve_node_stuck", Help: "Programs that were killed, and reads that were given up, and still wait in the kernel for a device that does not answer.",
+		Name: "carve_node_stuck", Help: "Programs that were killed, and reads and writes that were given up, and still wait in the kernel for a device that does not answer.",
 	}, func() float64 { return float64(command.Stuck() + filesystem.Stuck()) })
 	m.Registry.MustRegister(stuck, m.calls, m.checks, m.remakes, m.registered, m.leaks, m.conditions, m.inlines, m.ioLimited)
 	m.operations = csimetrics.NewPlugin(m.Registry)

@@ -33,15 +33,21 @@ var answering blockdev.Guard
 // What tools wait for, command.Stuck counts.
 func Stuck() int { return answering.Stuck() }
 
-// do runs an operation on a device, unless a tool that was killed still waits for it. It fails
-// with blockdev.ErrTimedOut when the device does not answer.
+// do is Do with the time that a superblock may take.
 func do[T any](device string, operation func() (T, error)) (T, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
+	defer cancel()
+	return Do(ctx, device, operation)
+}
+
+// Do runs an operation on a device, unless a tool that was killed still waits for it. It fails
+// with blockdev.ErrTimedOut when the device does not answer until ctx is done: the operation may
+// go on then, and Stuck counts it.
+func Do[T any](ctx context.Context, device string, operation func() (T, error)) (T, error) {
 	var none T
 	if err := command.Hangs(device); err != nil {
 		return none, fmt.Errorf("%w: %w", blockdev.ErrTimedOut, err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
-	defer cancel()
 	return blockdev.Do(ctx, &answering, device, func(string) (T, error) { return operation() })
 }
 

@@ -2,12 +2,14 @@ package luks
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"time"
 
 	"github.com/carve-csi/carve/pkg/filesystem"
 )
@@ -81,14 +83,26 @@ var secondaries = []int64{0x4000, 0x8000, 0x10000, 0x20000, 0x40000, 0x80000, 0x
 
 // Inspect reads the state of the volume on a device. It reads only, and forks
 // nothing. ErrForeign and ErrDamaged, wrapped, say that it is none of the three;
-// other errors are the operating system's.
+// other errors are the operating system's. While the device does not answer, it fails with
+// blockdev.ErrTimedOut.
 func Inspect(device, volume string) (State, error) {
-	f, err := os.Open(device)
-	if err != nil {
-		return Blank, fmt.Errorf("inspect: %w", err)
-	}
-	defer f.Close()
-	state, err := inspect(f, volume)
+	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
+	defer cancel()
+	return inspectWithin(ctx, device, volume)
+}
+
+// answerTimeout bounds what is read and written by this process itself.
+const answerTimeout = time.Minute
+
+func inspectWithin(ctx context.Context, device, volume string) (State, error) {
+	state, err := filesystem.Do(ctx, device, func() (State, error) {
+		f, err := os.Open(device)
+		if err != nil {
+			return Blank, err
+		}
+		defer f.Close()
+		return inspect(f, volume)
+	})
 	if err != nil {
 		return Blank, fmt.Errorf("inspect %s: %w", device, err)
 	}

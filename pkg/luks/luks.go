@@ -5,7 +5,7 @@ import "context"
 // Interface is what the node plugin asks of LUKS: of cryptsetup and the kernel, or
 // of the fake in package luksfake. All methods may be called concurrently, but
 // not for the same volume. Devices are paths of device nodes; contexts should
-// have deadlines.
+// have deadlines. What has none fails with blockdev.ErrTimedOut when the device does not answer.
 type Interface interface {
 	// Inspect reads the state of the volume on a device. It reads only.
 	// ErrForeign and ErrDamaged, wrapped, say that it is none of the three.

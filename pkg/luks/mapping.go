@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/carve-csi/carve/pkg/devmapper"
+	"github.com/carve-csi/carve/pkg/filesystem"
 )
 
 // Mapping implements Interface by one ioctl. A device of that name that
@@ -108,12 +109,32 @@ func (c *Cryptsetup) Close(ctx context.Context, volume string) error {
 // signatures lie within.
 const cleared = 1 << 20
 
-// Clear implements Interface.
+// Clear implements Interface. An operation that goes on after it was given up has the mapping open, so
+// that nothing closes it meanwhile.
 func (c *Cryptsetup) Clear(device string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
+	defer cancel()
+	if err := clearWithin(ctx, device); err != nil {
+		return fmt.Errorf("clear the encrypted volume: %w", err)
+	}
+	return nil
+}
+
+func clearWithin(ctx context.Context, device string) error {
+	_, err := filesystem.Do(ctx, device, func() (struct{}, error) { return struct{}{}, clearEnds(ctx, device) })
+	return err
+}
+
+// clearEnds does the work of Clear. It writes nothing once ctx is done by the time that it has the
+// device open: what was to be cleared may be another volume's by then.
+func clearEnds(ctx context.Context, device string) error {
 	// O_EXCL: not beside a file system that is mounted.
 	f, err := os.OpenFile(device, os.O_WRONLY|unix.O_EXCL, 0)
 	if err != nil {
-		return fmt.Errorf("clear the encrypted volume: %w", err)
+		return err
+	}
+	if ctx.Err() != nil {
+		return errors.Join(context.Cause(ctx), f.Close())
 	}
 	size, err := f.Seek(0, io.SeekEnd)
 	if err == nil {
@@ -124,8 +145,5 @@ func (c *Cryptsetup) Clear(device string) error {
 			}
 		}
 	}
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return fmt.Errorf("clear the encrypted volume: %w", err)
-	}
-	return nil
+	return errors.Join(err, f.Sync(), f.Close())
 }
