@@ -256,7 +256,7 @@ func (p *pluginProcess) wantCrashed(t testing.TB, m *drivertest.Machine, point c
 }
 
 // tools are the programs that the plugin starts, and that stand-ins replace.
-var tools = []string{"cryptsetup", "mkfs.ext4", "mkfs.xfs", "resize2fs", "xfs_growfs"}
+var tools = []string{"cryptsetup", "mkfs.ext4", "mkfs.xfs", "xfs_growfs"}
 
 // standIns makes the directory with programs that run the real tools under a
 // tracer, see beTool.

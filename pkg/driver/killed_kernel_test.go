@@ -58,7 +58,6 @@ var usual = []callEffects{
 
 var killedVolumes = []killedVolume{
 	{name: "ext4", fsType: "ext4", size: 32 * mib, effects: usual,
-		tools: []crashPoint{{call: "expand", tool: "resize2fs"}},
 		sample: []crashPoint{
 			{call: "publish", effect: "bind"}, {call: "expand", effect: "grow"}, {call: "unpublish", effect: "unmounted"},
 		}},
@@ -78,12 +77,12 @@ var killedVolumes = []killedVolume{
 		},
 		tools: []crashPoint{
 			{call: "stage", tool: "cryptsetup-luksFormat"}, {call: "stage", tool: "cryptsetup-open"}, {call: "stage", tool: "mkfs.ext4"},
-			{call: "stage", tool: "cryptsetup-config"}, {call: "expand", tool: "cryptsetup-resize"}, {call: "expand", tool: "resize2fs"},
+			{call: "stage", tool: "cryptsetup-config"}, {call: "expand", tool: "cryptsetup-resize"},
 		},
 		sample: []crashPoint{
 			{call: "stage", tool: "cryptsetup-luksFormat", number: 3}, {call: "stage", tool: "cryptsetup-open", number: 2},
 			{call: "stage", tool: "mkfs.ext4", number: 5}, {call: "stage", effect: "finish"}, {call: "stage", tool: "cryptsetup-config", number: 2},
-			{call: "expand", tool: "cryptsetup-resize", number: 2}, {call: "expand", tool: "resize2fs", number: 1},
+			{call: "expand", tool: "cryptsetup-resize", number: 2}, {call: "expand", effect: "grow"},
 			{call: "unstage", effect: "close"},
 		}},
 	{name: "LUKS with raw block", luks: true, size: 8 * mib,

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -189,6 +190,40 @@ func TestRealGrowingWhileInUse(t *testing.T) {
 			}
 			must.Succeed(r.t, r.unpublish(v, "one"))
 			must.Succeed(r.t, r.unstage(v))
+			r.delete(v)
+		})
+	}
+}
+
+// TestRealGrowingBesideAReadOnlyMount has the read-only mount of one Pod before all others in the table of
+// mounts, as it may be when the plugin has started again.
+func TestRealGrowingBesideAReadOnlyMount(t *testing.T) {
+	r := newReal(t, "/dev/vdb", "disk")
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			v := r.volume("beside-"+fsType, fsType)
+			access := filesystemAccess(multi)
+			must.Succeed(t, r.stage(v, access))
+			must.Succeed(t, r.publish(v, "reader", access, true))
+			must.Succeed(t, r.publish(v, "writer", access, false))
+			elsewhere := t.TempDir()
+			for _, move := range [][2]string{{r.staging(v), elsewhere}, {elsewhere, r.staging(v)}} {
+				must.Succeed(t, unix.Mount(move[0], move[1], "", unix.MS_BIND, ""))
+				must.Succeed(t, unix.Unmount(move[0], 0))
+			}
+			larger := v.GetSizeBytes() * 2
+			must.Get(r.machine.LVMD.ExpandVolume(r.ctx(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: larger}))(t)
+			must.Get(r.NodeExpandVolume(r.ctx(), &csi.NodeExpandVolumeRequest{
+				VolumeId: v.GetId(), VolumePath: r.target(v, "writer"), StagingTargetPath: r.staging(v),
+				CapacityRange: &csi.CapacityRange{RequiredBytes: larger},
+			}))(t)
+			stats := must.Get(r.NodeGetVolumeStats(r.ctx(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.GetId(), VolumePath: r.target(v, "writer")}))(t)
+			if total := stats.GetUsage()[0].GetTotal(); total < larger/10*8 || total > larger {
+				t.Errorf("total %d of %d", total, larger)
+			}
+			must.Succeed(t, r.unpublish(v, "reader"))
+			must.Succeed(t, r.unpublish(v, "writer"))
+			must.Succeed(t, r.unstage(v))
 			r.delete(v)
 		})
 	}

@@ -128,8 +128,8 @@ func (btrfs) check(ctx context.Context, device string, o CheckOptions) error {
 // replaced bad superblocks.
 const btrfsSuperRecovered = 2
 
-func (btrfs) grow(_, mountPath string) []string {
-	return []string{"btrfs", "filesystem", "resize", "max", mountPath}
+func (btrfs) grow(ctx context.Context, device, mountPath string) error {
+	return run(ctx, device, []string{"btrfs", "filesystem", "resize", "max", mountPath})
 }
 
 // minimumSize is the smallest size that the kernel lets a btrfs grow to;

@@ -15,7 +15,7 @@
 //
 // Invariants: Probe forks nothing and writes nothing. Format, Check and Grow
 // run one command each, in a process group of its own that is killed when the
-// context ends. Nothing here formats a device that is mounted: the tools
+// context ends; ext4 is grown by a system call. Nothing here formats a device that is mounted: the tools
 // refuse.
 //
 // lvmd formats with it when it creates a volume; the node plugin probes,

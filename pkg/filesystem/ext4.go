@@ -3,9 +3,14 @@ package filesystem
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/crc32"
+	"os"
 	"slices"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // ext4 is served by the kernel's ext4 driver and e2fsprogs.
@@ -170,8 +175,44 @@ func (ext4) fsck(ctx context.Context, o CheckOptions, device string, flags ...st
 	return err
 }
 
-func (ext4) grow(device, _ string) []string {
-	return []string{"resize2fs", device}
+// ext4IOCResize is EXT4_IOC_RESIZE_FS, _IOW('f', 16, __u64): the argument is the new number of blocks
+// (Linux, fs/ext4/ioctl.c).
+const ext4IOCResize = 0x40086610
+
+// grow does what resize2fs would do, but at the given path. resize2fs takes the first mount of the
+// device that it finds, and fails where that one is read-only.
+func (ext4) grow(ctx context.Context, device, mountPath string) error {
+	_, err := Do(ctx, device, func() (struct{}, error) { return struct{}{}, growExt4(device, mountPath) })
+	return err
+}
+
+func growExt4(device, mountPath string) error {
+	size, err := deviceSize(device)
+	if err != nil {
+		return err
+	}
+	var node unix.Stat_t
+	if err := unix.Stat(device, &node); err != nil {
+		return &os.PathError{Op: "stat", Path: device, Err: err}
+	}
+	dir, err := os.OpenFile(mountPath, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	var at unix.Stat_t
+	var mounted unix.Statfs_t
+	if err := errors.Join(unix.Fstat(int(dir.Fd()), &at), unix.Fstatfs(int(dir.Fd()), &mounted)); err != nil {
+		return &os.PathError{Op: "stat", Path: mountPath, Err: err}
+	}
+	if at.Dev != node.Rdev || mounted.Type != unix.EXT4_SUPER_MAGIC {
+		return fmt.Errorf("%s is not where %s is mounted", mountPath, device)
+	}
+	blocks := size / mounted.Bsize
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, dir.Fd(), ext4IOCResize, uintptr(unsafe.Pointer(&blocks))); errno != 0 {
+		return &os.PathError{Op: "EXT4_IOC_RESIZE_FS", Path: mountPath, Err: errno}
+	}
+	return nil
 }
 
 // minimumSize is twice what mkfs.ext4 needs to give a volume with 4 KiB blocks

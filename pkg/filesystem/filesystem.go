@@ -89,8 +89,8 @@ type kind interface {
 	probe(start []byte) (Info, bool)
 	// check repairs what can be repaired without asking.
 	check(ctx context.Context, device string, o CheckOptions) error
-	// grow returns the command that grows the mounted file system.
-	grow(device, mountPath string) []string
+	// grow grows the file system that is mounted at a path.
+	grow(ctx context.Context, device, mountPath string) error
 	// minimumSize is the smallest device, in bytes, that mkfs accepts and that
 	// has all features, such as a journal.
 	minimumSize(dax bool) int64
@@ -205,7 +205,7 @@ func Grow(ctx context.Context, device, mountPath string, t Type) error {
 	if err != nil {
 		return err
 	}
-	if err := run(ctx, device, k.grow(device, mountPath)); err != nil {
+	if err := k.grow(ctx, device, mountPath); err != nil {
 		return fmt.Errorf("grow %s on %s: %w", t, device, err)
 	}
 	return nil

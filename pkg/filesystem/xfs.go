@@ -127,8 +127,8 @@ func (xfs) check(ctx context.Context, device string, o CheckOptions) error {
 	return runWithin(ctx, device, o, append(args, device))
 }
 
-func (xfs) grow(_, mountPath string) []string {
-	return []string{"xfs_growfs", "-d", mountPath}
+func (xfs) grow(ctx context.Context, device, mountPath string) error {
+	return run(ctx, device, []string{"xfs_growfs", "-d", mountPath})
 }
 
 // minimumSize is what mkfs.xfs has insisted on since xfsprogs 5.19.
