@@ -2,17 +2,25 @@ package kubectl
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/yaml"
 
+	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/kubectl/adoption"
+	"github.com/carve-csi/carve/pkg/stagesecret"
 )
+
+// ErrNoKey is the error of an encrypted volume whose PersistentVolume would not name the Secret with its key: no Pod
+// could start with it, and the name cannot be added later.
+var ErrNoKey = errors.New("no Secret with the volume's key is known")
 
 // Claimed are the objects that give an orphan to a claim.
 type Claimed struct {
@@ -42,7 +50,10 @@ func (p *plugin) claimCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				result := claimed(o, p.namespace, name, chosen.Name)
+				result, err := claimed(o, p.namespace, name, &chosen)
+				if err != nil {
+					return err
+				}
 				if yes {
 					if err := result.make(ctx, client); err != nil {
 						return err
@@ -55,6 +66,9 @@ func (p *plugin) claimCommand() *cobra.Command {
 						return fmt.Errorf("print the objects: %w", err)
 					}
 					rows = append(rows, []string{"---\n" + string(text)})
+				}
+				if secret := result.PersistentVolume.Spec.CSI.NodeStageSecretRef; secret != nil {
+					rows = append(rows, []string{fmt.Sprintf("# Secret %s/%s must have the volume's key in its entry %q", secret.Namespace, secret.Name, names.SecretKey)})
 				}
 				last := "# --yes makes them"
 				if result.Made {
@@ -73,8 +87,9 @@ func (p *plugin) claimCommand() *cobra.Command {
 	return command
 }
 
-// claimed returns the objects that give an orphan to a claim.
-func claimed(o Orphan, namespace, name, class string) *Claimed {
+// claimed returns the objects that give an orphan to a claim of a class. The error is ErrNoKey where no Pod could open
+// the volume.
+func claimed(o Orphan, namespace, name string, class *storagev1.StorageClass) (*Claimed, error) {
 	size := corev1.ResourceList{corev1.ResourceStorage: *resource.NewQuantity(o.Bytes, resource.BinarySI)}
 	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
 	mode := corev1.PersistentVolumeFilesystem
@@ -85,23 +100,36 @@ func claimed(o Orphan, namespace, name, class string) *Claimed {
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "PersistentVolume"},
 		ObjectMeta: metav1.ObjectMeta{Name: "carve-" + o.ID},
 		Spec: corev1.PersistentVolumeSpec{
-			AccessModes: modes, Capacity: size, StorageClassName: class, VolumeMode: &mode,
+			AccessModes: modes, Capacity: size, StorageClassName: class.Name, VolumeMode: &mode,
 			ClaimRef: &corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: namespace, Name: name},
 		},
 	}
 	pv := adoption.PersistentVolume(saved, o.volume, o.Node)
 	pv.TypeMeta = saved.TypeMeta
-	return &Claimed{
+	result := &Claimed{
 		PersistentVolume: pv,
 		Claim: &corev1.PersistentVolumeClaim{
 			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "PersistentVolumeClaim"},
 			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
 			Spec: corev1.PersistentVolumeClaimSpec{
-				AccessModes: modes, StorageClassName: &class, VolumeName: pv.Name, VolumeMode: &mode,
+				AccessModes: modes, StorageClassName: &class.Name, VolumeName: pv.Name, VolumeMode: &mode,
 				Resources: corev1.VolumeResourceRequirements{Requests: size},
 			},
 		},
 	}
+	if o.volume.GetEncryption() != names.EncryptionLUKS {
+		return result, nil
+	}
+	var err error
+	pv.Spec.CSI.NodeStageSecretRef, err = stagesecret.Of(class.Parameters, result.Claim, pv.Name)
+	if err == nil && pv.Spec.CSI.NodeStageSecretRef == nil {
+		err = fmt.Errorf("it has no parameter %s", names.ParamStageSecretName)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("volume %s is encrypted, and %w: StorageClass %s: %w; name a StorageClass that says which Secret has it by --storage-class, see docs/how-to/encryption.md",
+			o.ID, ErrNoKey, class.Name, err)
+	}
+	return result, nil
 }
 
 // make makes the objects: the claim first, so that its name is refused before anything is made.

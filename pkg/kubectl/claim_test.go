@@ -9,10 +9,13 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/must"
 )
 
@@ -141,5 +144,60 @@ func scripted(answers map[string]string) run {
 			return "", errNode
 		}
 		return answer, nil
+	}
+}
+
+// lockedOut are the parameters of a StorageClass whose volumes have their keys in Secrets.
+func lockedOut(name string) map[string]string {
+	return map[string]string{names.ParamEncryption: names.EncryptionLUKS, names.ParamStageSecretName: name, names.ParamStageSecretNamespace: "${pvc.namespace}"}
+}
+
+// TestAnEncryptedOrphanHasItsKey has an orphan be given to the claim team/db. A PersistentVolume cannot be given the
+// Secret later.
+func TestAnEncryptedOrphanHasItsKey(t *testing.T) {
+	for name, test := range map[string]struct {
+		encryption string
+		parameters map[string]string
+		want       string
+		refused    []string
+	}{
+		"by the claim's name":  {"luks", lockedOut("${pvc.name}-key"), "team/db-key", nil},
+		"by the volume's name": {"luks", lockedOut("${pv.name}"), "team/carve-cvlost", nil},
+		"not encrypted":        {"", lockedOut("${pvc.name}-key"), "", nil},
+		"a key of the kernel":  {"ephemeral", map[string]string{names.ParamEncryption: "ephemeral"}, "", nil},
+		"a class without a Secret": {"luks", nil, "", []string{"cvlost", "StorageClass carve", "has no parameter " + names.ParamStageSecretName,
+			"--storage-class", "docs/how-to/encryption.md"}},
+		"a class without its namespace": {"luks", map[string]string{names.ParamStageSecretName: "key"}, "", []string{"StorageClass carve", names.ParamStageSecretNamespace, "--storage-class"}},
+		"by an annotation":              {"luks", lockedOut("${pvc.annotations['key']}"), "", []string{"StorageClass carve", "${pvc.annotations['key']}", "--storage-class"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			list := objects()
+			for _, o := range list {
+				if class, ok := o.(*storagev1.StorageClass); ok && class.Name == "carve" {
+					class.Parameters = test.parameters
+				}
+			}
+			var asked []string
+			volumes := strings.ReplaceAll(held, `"id":"cvlost"`, `"id":"cvlost","encryption":"`+test.encryption+`"`)
+			client := fake.NewClientset(list...)
+			got, err := callOn(t, client, holds(map[string]string{"carve-node-n1": volumes, "carve-node-n2": ""}, &asked), "orphans", "adopt", "cvlost", "--claim=db", "--yes")
+			if test.refused != nil {
+				_, errMade := client.CoreV1().PersistentVolumeClaims("team").Get(t.Context(), "db", metav1.GetOptions{})
+				if !errors.Is(err, ErrNoKey) || !containsAll(err.Error(), test.refused) || !apierrors.IsNotFound(errMade) {
+					t.Errorf("want an error with %q and no claim, got %v, %v", test.refused, err, errMade)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			ref, secret := must.Get(client.CoreV1().PersistentVolumes().Get(t.Context(), "carve-cvlost", metav1.GetOptions{}))(t).Spec.CSI.NodeStageSecretRef, ""
+			if ref != nil {
+				secret = ref.Namespace + "/" + ref.Name
+			}
+			if secret != test.want || strings.Contains(got, "# Secret "+test.want+" ") != (test.want != "") {
+				t.Errorf("want the Secret %q, got %q\n%s", test.want, secret, got)
+			}
+		})
 	}
 }
