@@ -2,8 +2,8 @@ package kubectl
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -32,18 +32,19 @@ func (p *plugin) askAgents(ctx context.Context, client kubernetes.Interface, run
 		return nil, err
 	}
 	var checks []Check
-	for _, node := range slices.Sorted(maps.Keys(s.agents)) {
-		pod := s.agents[node].Name
-		found, err := p.askAgent(ctx, run, s, node, pod)
-		if err != nil {
-			found = []Check{wrong("agent of "+node, err.Error(), "kubectl -n "+p.carve+" logs "+pod+" -c lvmd")}
+	for _, a := range ask(ctx, s, func(ctx context.Context, node, pod string) ([]Check, error) { return askAgent(ctx, run, s, node, pod) }) {
+		switch {
+		case errors.Is(a.err, ErrNotAsked):
+			a.value = []Check{wrong("agent of "+a.node, a.err.Error(), "kubectl -n "+p.carve+" describe pod "+a.pod)}
+		case a.err != nil:
+			a.value = []Check{wrong("agent of "+a.node, a.err.Error(), "kubectl -n "+p.carve+" logs "+a.pod+" -c lvmd")}
 		}
-		checks = append(checks, found...)
+		checks = append(checks, a.value...)
 	}
 	return checks, nil
 }
 
-func (p *plugin) askAgent(ctx context.Context, run run, s *snapshot, node, pod string) ([]Check, error) {
+func askAgent(ctx context.Context, run run, s *snapshot, node, pod string) ([]Check, error) {
 	output, err := run(ctx, pod, "lvmd", "carve-lvmd", "classes", "--json")
 	if err != nil {
 		return nil, err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -52,6 +53,12 @@ func TestAnOrphanIsGivenToANewClaim(t *testing.T) {
 		if _, err := call(t, objects(), agents, append([]string{"orphans", "adopt"}, test.args...)...); !errors.Is(err, test.want) {
 			t.Errorf("%q: want %v, got %v", test.args, test.want, err)
 		}
+	}
+	if _, err := call(t, objects(), agents, "orphans", "adopt", "cvhand", "--claim=db"); !strings.Contains(fmt.Sprint(err), "removed or adopted only with --foreign") {
+		t.Errorf("another cluster's: %v", err)
+	}
+	if _, err := call(t, objects(), agents, "orphans", "adopt", "cvhand", "--claim=db", "--foreign"); err != nil {
+		t.Errorf("another cluster's, with --foreign: %v", err)
 	}
 	if got, err := call(t, objects(), agents, "orphans", "adopt", "cvlost", "--claim=db"); err != nil || !strings.Contains(got, "volumeHandle: cvlost") || !strings.Contains(got, "# --yes makes them") {
 		t.Errorf("a dry run: %v\n%s", err, got)
@@ -147,28 +154,26 @@ func scripted(answers map[string]string) run {
 	}
 }
 
-// lockedOut are the parameters of a StorageClass whose volumes have their keys in Secrets.
-func lockedOut(name string) map[string]string {
-	return map[string]string{names.ParamEncryption: names.EncryptionLUKS, names.ParamStageSecretName: name, names.ParamStageSecretNamespace: "${pvc.namespace}"}
-}
-
 // TestAnEncryptedOrphanHasItsKey has an orphan be given to the claim team/db. A PersistentVolume cannot be given the
 // Secret later.
 func TestAnEncryptedOrphanHasItsKey(t *testing.T) {
+	secret := func(name string) map[string]string {
+		return map[string]string{names.ParamStageSecretName: name, names.ParamStageSecretNamespace: "${pvc.namespace}"}
+	}
 	for name, test := range map[string]struct {
 		encryption string
 		parameters map[string]string
 		want       string
 		refused    []string
 	}{
-		"by the claim's name":  {"luks", lockedOut("${pvc.name}-key"), "team/db-key", nil},
-		"by the volume's name": {"luks", lockedOut("${pv.name}"), "team/carve-cvlost", nil},
-		"not encrypted":        {"", lockedOut("${pvc.name}-key"), "", nil},
-		"a key of the kernel":  {"ephemeral", map[string]string{names.ParamEncryption: "ephemeral"}, "", nil},
+		"by the claim's name":  {"luks", secret("${pvc.name}-key"), "team/db-key", nil},
+		"by the volume's name": {"luks", secret("${pv.name}"), "team/carve-cvlost", nil},
+		"not encrypted":        {"", secret("${pvc.name}-key"), "", nil},
+		"a key of the kernel":  {"ephemeral", nil, "", nil},
 		"a class without a Secret": {"luks", nil, "", []string{"cvlost", "StorageClass carve", "has no parameter " + names.ParamStageSecretName,
 			"--storage-class", "docs/how-to/encryption.md"}},
 		"a class without its namespace": {"luks", map[string]string{names.ParamStageSecretName: "key"}, "", []string{"StorageClass carve", names.ParamStageSecretNamespace, "--storage-class"}},
-		"by an annotation":              {"luks", lockedOut("${pvc.annotations['key']}"), "", []string{"StorageClass carve", "${pvc.annotations['key']}", "--storage-class"}},
+		"by an annotation":              {"luks", secret("${pvc.annotations['key']}"), "", []string{"StorageClass carve", "${pvc.annotations['key']}", "--storage-class"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			list := objects()
@@ -191,12 +196,9 @@ func TestAnEncryptedOrphanHasItsKey(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			ref, secret := must.Get(client.CoreV1().PersistentVolumes().Get(t.Context(), "carve-cvlost", metav1.GetOptions{}))(t).Spec.CSI.NodeStageSecretRef, ""
-			if ref != nil {
-				secret = ref.Namespace + "/" + ref.Name
-			}
-			if secret != test.want || strings.Contains(got, "# Secret "+test.want+" ") != (test.want != "") {
-				t.Errorf("want the Secret %q, got %q\n%s", test.want, secret, got)
+			ref := must.Get(client.CoreV1().PersistentVolumes().Get(t.Context(), "carve-cvlost", metav1.GetOptions{}))(t).Spec.CSI.NodeStageSecretRef
+			if (ref == nil) != (test.want == "") || ref != nil && (ref.Namespace+"/"+ref.Name != test.want || !strings.Contains(got, "# Secret "+test.want+" ")) {
+				t.Errorf("want the Secret %q, got %v\n%s", test.want, ref, got)
 			}
 		})
 	}

@@ -68,7 +68,13 @@ func (p *plugin) orphansCommand() *cobra.Command {
 				for _, node := range slices.Sorted(maps.Keys(found.Unreachable)) {
 					rows = append(rows, []string{"?", node, found.Unreachable[node]})
 				}
-				return p.print(cmd.OutOrStdout(), found, rows)
+				if err := p.print(cmd.OutOrStdout(), found, rows); err != nil {
+					return err
+				}
+				if len(found.Unreachable) > 0 {
+					return fmt.Errorf("%w: %s", ErrUnreachable, strings.Join(slices.Sorted(maps.Keys(found.Unreachable)), ", "))
+				}
+				return nil
 			})
 		},
 	}
@@ -98,23 +104,23 @@ func (p *plugin) orphans(ctx context.Context, client kubernetes.Interface, run r
 		known[pv.Spec.CSI.VolumeHandle] = true
 	}
 	result := &Orphans{Orphans: []Orphan{}, Unreachable: map[string]string{}}
-	for _, node := range slices.Sorted(maps.Keys(s.agents)) {
-		output, err := run(ctx, s.agents[node].Name, "lvmd", "carve-lvmd", "volumes", "--json")
+	for _, a := range ask(ctx, s, func(ctx context.Context, _, pod string) ([]*lvmdv1.Volume, error) {
+		output, err := run(ctx, pod, "lvmd", "carve-lvmd", "volumes", "--json")
 		if err != nil {
-			result.Unreachable[node] = err.Error()
-			continue
+			return nil, err
 		}
-		volumes, err := parseVolumes(output)
-		if err != nil {
-			return nil, fmt.Errorf("read what the agent of %s holds: %w", node, err)
+		return parseVolumes(output)
+	}) {
+		if a.err != nil {
+			result.Unreachable[a.node] = a.err.Error()
 		}
-		for _, v := range volumes {
+		for _, v := range a.value {
 			if known[v.GetId()] || known[v.GetName()] || v.GetOwner().GetPodUid() != "" ||
 				v.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY || p.now().Sub(v.GetCreatedAt().AsTime()) < youngest {
 				continue
 			}
 			o := Orphan{
-				ID: v.GetId(), Name: v.GetName(), Node: node, Class: v.GetDeviceClass(), Bytes: v.GetSizeBytes(), Made: v.GetCreatedAt().AsTime(),
+				ID: v.GetId(), Name: v.GetName(), Node: a.node, Class: v.GetDeviceClass(), Bytes: v.GetSizeBytes(), Made: v.GetCreatedAt().AsTime(),
 				Foreign: v.GetOwner().GetClusterId() != string(system.UID), FSType: v.GetFsType(), volume: v,
 			}
 			if claim := v.GetOwner().GetClaimName(); claim != "" {
@@ -142,8 +148,11 @@ func parseVolumes(output string) ([]*lvmdv1.Volume, error) {
 // ErrNotAnOrphan is the error of removing what is not in the list.
 var ErrNotAnOrphan = errors.New("it is not in the list of orphans")
 
-// ErrForeign is the error of removing what another cluster may use.
-var ErrForeign = errors.New("this cluster did not make it: another one may use it; --foreign removes it all the same")
+// ErrUnreachable is the error of a list that lacks what some nodes hold.
+var ErrUnreachable = errors.New("not all nodes could be asked")
+
+// ErrForeign is the error of removing or adopting what another cluster may use.
+var ErrForeign = errors.New("this cluster did not make it, and another one may use it: it is removed or adopted only with --foreign")
 
 // Removal is an orphan, and whether it was removed.
 type Removal struct {
@@ -151,7 +160,8 @@ type Removal struct {
 	Removed bool   `json:"removed"`
 }
 
-// orphan finds the orphan of an id. The error is ErrNotAnOrphan where there is none, and
+// orphan finds the orphan of an id. The error is ErrNotAnOrphan where there is none,
+// ErrUnreachable where a node that could not be asked may have it, and
 // ErrForeign where it is another cluster's and those are not asked for.
 func (p *plugin) orphan(ctx context.Context, client kubernetes.Interface, run run, id string, foreign bool) (Orphan, error) {
 	found, err := p.orphans(ctx, client, run)
@@ -160,6 +170,12 @@ func (p *plugin) orphan(ctx context.Context, client kubernetes.Interface, run ru
 	}
 	i := slices.IndexFunc(found.Orphans, func(o Orphan) bool { return o.ID == id })
 	switch {
+	case i < 0 && len(found.Unreachable) > 0:
+		var missing []string
+		for _, node := range slices.Sorted(maps.Keys(found.Unreachable)) {
+			missing = append(missing, fmt.Sprintf("%s (%s)", node, found.Unreachable[node]))
+		}
+		return Orphan{}, fmt.Errorf("%s: none of the nodes that answered has an orphan of this id, and %w: %s", id, ErrUnreachable, strings.Join(missing, ", "))
 	case i < 0:
 		return Orphan{}, fmt.Errorf("%s: %w", id, ErrNotAnOrphan)
 	case found.Orphans[i].Foreign && !foreign:
