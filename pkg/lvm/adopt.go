@@ -3,6 +3,7 @@ package lvm
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 )
@@ -17,7 +18,8 @@ type Adoption interface {
 	Rename(ctx context.Context, group, volume, name string) error
 
 	// Retag takes tags off a volume and puts others on it, by one command. Tags that it does
-	// not have may be taken off. ErrNotFound when there is no such volume.
+	// not have may be taken off, and those that it has be put on. A tag that is among both is
+	// on it afterwards. ErrNotFound when there is no such volume.
 	Retag(ctx context.Context, group, volume string, remove, add []string) error
 }
 
@@ -33,7 +35,9 @@ func (v *volumes) Rename(ctx context.Context, group, volume, name string) error 
 func (v *volumes) Retag(ctx context.Context, group, volume string, remove, add []string) error {
 	var args []string
 	for _, tag := range remove {
-		args = append(args, "--deltag="+tag)
+		if !slices.Contains(add, tag) { // Whatever their order, lvchange takes tags off last.
+			args = append(args, "--deltag="+tag)
+		}
 	}
 	for _, tag := range add {
 		if !ondisk.ValidTag(tag) {

@@ -47,7 +47,7 @@ func (c *core) setLimits(ctx context.Context, v *inventory.Volume, limits iolimi
 	g := c.groups.Of(v)
 	return c.groups.Change(onBehalfOf(ctx, v), g, func(ctx context.Context) (inventory.Effect, error) {
 		old, err := v.LimitTags()
-		if err != nil {
+		if err != nil || slices.Equal(old, want) { // The same may have been asked for twice.
 			return nil, err
 		}
 		return inventory.Limited(v, limits), c.lvm.Retag(volumegroup.ForClassOf(ctx, v), g.Name(), v.ID(), old, want)

@@ -516,11 +516,15 @@ func renamed(t *testing.T, e Env) {
 func retagged(t *testing.T, e Env) {
 	e.scan(t)
 	e.create(t, "cv1", 1, "a", "b")
-	must.Succeed(t, e.Groups.Retag(t.Context(), e.Group, "cv1", []string{"a", "never-there"}, []string{"c", "d=e"}))
-	g := e.scan(t)
-	tags := slices.Sorted(slices.Values(g.Volume("cv1").Tags))
-	if want := []string{"b", "c", "d=e"}; !slices.Equal(tags, want) {
-		t.Errorf("tags %q, want %q", tags, want)
+	for _, c := range []struct{ remove, add, want []string }{
+		{[]string{"a", "never-there"}, []string{"c", "d=e"}, []string{"b", "c", "d=e"}},
+		{[]string{"b", "c"}, []string{"c", "f"}, []string{"c", "d=e", "f"}},
+	} {
+		must.Succeed(t, e.Groups.Retag(t.Context(), e.Group, "cv1", c.remove, c.add))
+		g := e.scan(t)
+		if tags := slices.Sorted(slices.Values(g.Volume("cv1").Tags)); !slices.Equal(tags, c.want) {
+			t.Errorf("%q were taken off, %q put on: tags %q, want %q", c.remove, c.add, tags, c.want)
+		}
 	}
 	wantErr(t, "Retag", e.Groups.Retag(t.Context(), e.Group, "cv9", nil, []string{"a"}), lvm.ErrNotFound)
 }
