@@ -105,6 +105,10 @@ func (s *space) nodes(pod *v1.Pod, all []fwk.NodeInfo) (found sets.Set[string], 
 	for _, w := range volumes[1:] {
 		values = values.Intersection(s.topologies(w))
 	}
+	// A Cluster Autoscaler that is built with the plugin has nodes that no informer knows.
+	if slices.ContainsFunc(all, func(node fwk.NodeInfo) bool { return node.Node().Labels[names.LabelTemplateNode] != "" }) {
+		return nil, false
+	}
 	found = sets.New[string]()
 	for value := range values {
 		nodes, err := s.labelled.ByIndex(labelIndex, value)
@@ -148,7 +152,7 @@ func (s *space) wanted(pod *v1.Pod) (volumes []wanted) {
 		if err != nil || driver.Spec.StorageCapacity == nil || !*driver.Spec.StorageCapacity || !sized {
 			continue
 		}
-		if w := (wanted{class.Name, size.Value()}); !s.has(anyNode, w) { // space of several nodes is left to upstream
+		if w := (wanted{class.Name, size.Value()}); !s.isShared(w) { // space of several nodes is left to upstream
 			volumes = append(volumes, w)
 		}
 	}
@@ -158,6 +162,18 @@ func (s *space) wanted(pod *v1.Pod) (volumes []wanted) {
 func (s *space) suffices(node *v1.Node, volumes []wanted) bool {
 	name, ok := node.Labels[names.TopologyNode]
 	return ok && !slices.ContainsFunc(volumes, func(w wanted) bool { return !s.has(name, w) })
+}
+
+// isShared reports whether objects that are not one node's have space for a volume. Those of the Cluster Autoscaler's
+// template nodes, which have as much as an empty node, do not count: no node that is there has their label.
+func (s *space) isShared(w wanted) bool {
+	objects, err := s.capacities.ByIndex(capacityIndex, anyNode)
+	return err != nil || slices.ContainsFunc(objects, func(object any) bool { return !isTemplate(object) && s.fits(object, w) })
+}
+
+func isTemplate(object any) bool {
+	capacity, ok := object.(*storagev1.CSIStorageCapacity)
+	return ok && capacity.NodeTopology != nil && capacity.NodeTopology.MatchLabels[names.LabelTemplateNode] != ""
 }
 
 func (s *space) has(node string, w wanted) bool {

@@ -27,8 +27,10 @@ func TestOnlyNodesWithSpaceAreLookedAt(t *testing.T) {
 		claims []string
 		placed int // how many claims of 2 GiB are in flight on the first node
 		above  int
-		want   []string
-		status *fwk.Status
+		// template says that the first node is one that the Cluster Autoscaler makes up.
+		template bool
+		want     []string
+		status   *fwk.Status
 	}{
 		"most are full":                 {gib: []int64{3, 0, 1, 0, 0, 9}, claims: []string{"data"}, want: []string{"n0", "n5"}},
 		"there are few nodes":           {gib: []int64{3, 0, 1, 0, 0, 9}, claims: []string{"data"}, above: 6},
@@ -41,6 +43,8 @@ func TestOnlyNodesWithSpaceAreLookedAt(t *testing.T) {
 		"the claim has a volume":        {gib: []int64{3, 0, 1, 0, 0, 9}, claims: []string{"bound"}},
 		"a static volume may suit":      {gib: []int64{3, 0, 1, 0, 0, 9}, claims: []string{"data"}, more: []metav1.Object{static()}},
 		"there is space of all nodes":   {gib: []int64{3, 0, 1, 0, 0, 9}, claims: []string{"data"}, more: []metav1.Object{ofAll(9)}},
+		"a new node would have space":   {gib: []int64{3, 0, 1, 0, 0, 9}, claims: []string{"data"}, more: []metav1.Object{ofTemplate(9)}, want: []string{"n0", "n5"}},
+		"a node is made up":             {gib: []int64{3, 0, 1, 0, 0, 9}, claims: []string{"data"}, template: true},
 		"all nodes share too little":    {gib: []int64{3, 0, 1, 0, 0, 9}, claims: []string{"data"}, more: []metav1.Object{ofAll(1)}, want: []string{"n0", "n5"}},
 		"the driver publishes no space": {gib: []int64{3, 0, 1, 0, 0, 9}, claims: []string{"data"}, more: []metav1.Object{driver(false)}},
 	} {
@@ -62,6 +66,9 @@ func TestOnlyNodesWithSpaceAreLookedAt(t *testing.T) {
 			for i, gib := range test.gib {
 				name := fmt.Sprint("n", i)
 				node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{names.TopologyNode: name}}}
+				if i == 0 && test.template {
+					node.Labels[names.LabelTemplateNode] = "true"
+				}
 				c.put(t, node)
 				info := framework.NewNodeInfo()
 				info.SetNode(node)
@@ -113,6 +120,13 @@ func static() *v1.PersistentVolume {
 	return &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "static"}, Status: v1.PersistentVolumeStatus{Phase: v1.VolumeAvailable}, Spec: v1.PersistentVolumeSpec{
 		StorageClassName: "late", Capacity: v1.ResourceList{v1.ResourceStorage: *size(2)},
 	}}
+}
+
+// ofTemplate is what a node that the Cluster Autoscaler adds would have.
+func ofTemplate(gib int64) *storagev1.CSIStorageCapacity {
+	capacity := ofAll(gib)
+	capacity.NodeTopology.MatchLabels = map[string]string{names.LabelTemplateNode: "true", v1.LabelInstanceTypeStable: "large"}
+	return capacity
 }
 
 // ofAll is space that all nodes reach.
