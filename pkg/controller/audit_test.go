@@ -43,6 +43,27 @@ func (h *harness) audit(remove bool) {
 	a.Pass(h.t.Context())
 }
 
+func TestAReplicaThatDoesNotLeadAnyMoreCountsNoVolumes(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.run()
+	h.leader()
+	h.stray(node, "n1", "orphan", "cluster")
+	metrics := audit.NewMetrics(prometheus.NewRegistry())
+	a := audit.New(h.c.core.Cluster, audit.Options{
+		Interval: time.Millisecond, Since: h.c.core.Now(), Busy: func(string) bool { return false }, Metrics: metrics,
+	})
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- a.Run(ctx) }()
+	waittest.Until(t, "the orphan counts", func() bool { return testutil.ToFloat64(metrics.Audited.WithLabelValues(audit.KindOrphan)) == 1 })
+	stop()
+	must.Succeed(t, <-ended)
+	if n := testutil.CollectAndCount(metrics.Audited) + testutil.CollectAndCount(metrics.Missing); n != 0 {
+		t.Errorf("%d series are left, want none", n)
+	}
+}
+
 func TestOrphansAreOnlyReportedUnlessRemovalWasAskedFor(t *testing.T) {
 	h := newHarness(t)
 	node := h.node("n1", gib)

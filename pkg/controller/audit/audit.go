@@ -76,8 +76,9 @@ func New(c *cluster.Cluster, o Options) *Auditor {
 	return &Auditor{Cluster: c, Options: o, reported: map[string]absence{}, dataLost: map[held]time.Time{}}
 }
 
-// Run works until ctx is done. The caches must have synced.
+// Run works until ctx is done. The caches must have synced. A replica that does not lead any more counts nothing.
 func (a *Auditor) Run(ctx context.Context) error {
+	defer a.Metrics.reset()
 	_ = wait.PollUntilContextCancel(ctx, cmp.Or(a.Interval, auditPass), false, func(ctx context.Context) (bool, error) {
 		a.Pass(ctx)
 		return false, nil

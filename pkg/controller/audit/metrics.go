@@ -27,3 +27,10 @@ func NewMetrics(registerer prometheus.Registerer) *Metrics {
 	registerer.MustRegister(m.Audited, m.Missing, m.Orphans, m.Unlabelled)
 	return m
 }
+
+// reset forgets what the last pass counted.
+func (m *Metrics) reset() {
+	m.Audited.Reset()
+	m.Missing.Reset()
+	m.Unlabelled.Set(0)
+}
