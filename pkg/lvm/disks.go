@@ -465,7 +465,7 @@ func (d *disks) Metadata(group string) (ondisk.Metadata, error) {
 	}
 	if best.Seqno == 0 {
 		if last == nil {
-			last = errors.New("no disk with its metadata")
+			last = errNoMetadata
 		}
 		return ondisk.Metadata{}, fmt.Errorf("volume group %q: %w: %w", group, ErrNotFound, last)
 	}
@@ -478,6 +478,13 @@ func (d *disks) Placement(group string) (ondisk.Placement, error) {
 	return committed(d, group, ondisk.ParsePlacement)
 }
 
+// errNotUnderstood is returned for metadata that were read whole, and errNoMetadata where all known
+// disks of a group were read, and none has its metadata.
+var (
+	errNotUnderstood = errors.New("the metadata are not understood")
+	errNoMetadata    = errors.New("no disk with its metadata")
+)
+
 // committed is what parse makes of the group's metadata text, read from a disk that
 // has the newest. ErrNotFound when there is none.
 func committed[T any](d *disks, group string, parse func(text []byte) (T, error)) (T, error) {
@@ -486,21 +493,23 @@ func committed[T any](d *disks, group string, parse func(text []byte) (T, error)
 	if err != nil {
 		return none, err
 	}
-	last := errors.New("no disk with its metadata")
+	last := errNoMetadata
 	pin := d.view(group).pin.UUID
 	for _, path := range d.known(group) {
 		text, err := readWithTimeout(d, path, func(path string) (ondisk.Text, error) { return ondisk.ReadText(path, group, pin) })
 		if err == nil && text.Seqno < now.Seqno {
 			continue
 		}
-		var v T
-		if err == nil {
-			v, err = parse(text.Text)
+		if err != nil {
+			last = fmt.Errorf("%s: %w", path, err)
+			continue
 		}
-		if err == nil {
-			return v, nil
+		v, err := parse(text.Text)
+		if err != nil {
+			last = fmt.Errorf("%s: %w: %w", path, errNotUnderstood, err)
+			break // Others have the same.
 		}
-		last = fmt.Errorf("%s: %w", path, err)
+		return v, nil
 	}
 	return none, fmt.Errorf("volume group %q: %w: %w", group, ErrNotFound, last)
 }

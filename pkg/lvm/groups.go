@@ -96,7 +96,7 @@ type Groups interface {
 	// command leaves them that is killed: the kernel holds back their I/O, or has an
 	// inactive table for them, or they have another length. Components of volumes are
 	// included; layout.IsOf says which volume a name is of. It runs no command. While a
-	// command runs, what it changes may be among them.
+	// command runs, what it changes may be among them. With an error, there may be others.
 	Inconsistent(group string) ([]string, error)
 
 	// Repair makes the devices of volumes, with all their components, what the metadata

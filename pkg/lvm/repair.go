@@ -10,9 +10,12 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/devmapper"
 	"github.com/carve-csi/carve/pkg/lvm/layout"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 )
 
 // deviceState is how a device differs from what the metadata says.
@@ -26,35 +29,41 @@ type deviceState struct {
 // Inconsistent implements Groups: the metadata is read from a disk, and the kernel's list
 // of block devices is compared with it.
 func (v *volumes) Inconsistent(group string) ([]string, error) {
-	found, err := v.inconsistent(group)
+	sizes, unknown := sizesOf(v.disks.Placement(group))
+	found, err := listInconsistent("/sys", group, sizes, tableLoaded)
 	names := make([]string, len(found))
 	for i, d := range found {
 		names[i] = d.volume
 	}
-	return names, err
+	return names, errors.Join(err, unknown)
 }
 
-func (v *volumes) inconsistent(group string) ([]deviceState, error) {
-	sizes := map[string]int64{}
-	// Of metadata that cannot be read, or understood, nothing is said.
-	if p, err := v.disks.Placement(group); err == nil {
-		for name, volume := range p.Volumes {
-			sizes[name] = volume.Size
-		}
+// sizesOf are those of a group's volumes, hidden ones too, in bytes. Of metadata that were read, and not
+// understood, nothing is said, nor of a group that is on none of its disks. That is no error: it would not end before
+// LVM writes others.
+func sizesOf(p ondisk.Placement, err error) (map[string]int64, error) {
+	if err != nil && !errors.Is(err, errNotUnderstood) && !errors.Is(err, errNoMetadata) {
+		return nil, err
 	}
-	return listInconsistent("/sys", group, sizes, tableLoaded)
+	sizes := map[string]int64{}
+	for name, volume := range p.Volumes {
+		sizes[name] = volume.Size
+	}
+	return sizes, nil
 }
 
 // tableLoaded reports whether a device has an inactive table.
-func tableLoaded(name string) bool {
+func tableLoaded(name string) (bool, error) {
 	d, err := dmStatus(name)
-	return err == nil && d.Loaded
+	if errors.Is(err, ErrNotFound) {
+		return false, nil
+	}
+	return d.Loaded, err
 }
 
 // listInconsistent finds what is inconsistent among the devices that have a table in use: one
-// that has none is given the right one when it is activated. sizes are those of the
-// group's volumes, hidden ones too, in bytes.
-func listInconsistent(sys, group string, sizes map[string]int64, loaded func(name string) bool) ([]deviceState, error) {
+// that has none is given the right one when it is activated. A size that is not among sizes is not compared.
+func listInconsistent(sys, group string, sizes map[string]int64, loaded func(name string) (bool, error)) ([]deviceState, error) {
 	mappings, err := filepath.Glob(filepath.Join(sys, "block", "dm-*", "dm"))
 	if err != nil {
 		return nil, err
@@ -79,7 +88,10 @@ func listInconsistent(sys, group string, sizes map[string]int64, loaded func(nam
 		if err != nil {
 			return nil, err
 		}
-		d := deviceState{name: name, volume: strings.ReplaceAll(rest, "--", "-"), suspended: suspended == "1", loaded: loaded(name)}
+		d := deviceState{name: name, volume: strings.ReplaceAll(rest, "--", "-"), suspended: suspended == "1"}
+		if d.loaded, err = loaded(name); err != nil {
+			return nil, err
+		}
 		// A pool's own device lies below the one that has the pool's name.
 		want, known := sizes[strings.TrimSuffix(d.volume, "-tpool")]
 		is, err := strconv.ParseInt(sectors, 10, 64)
@@ -93,7 +105,7 @@ func listInconsistent(sys, group string, sizes map[string]int64, loaded func(nam
 // attribute reads a file of a device in sysfs; empty when the device is gone since.
 func attribute(dir, file string) (string, error) {
 	b, err := os.ReadFile(filepath.Join(dir, file))
-	if errors.Is(err, os.ErrNotExist) {
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV) {
 		return "", nil
 	}
 	return strings.TrimSpace(string(b)), err
@@ -204,7 +216,8 @@ func (v *volumes) clearTables(group string, names []string) (suspended bool, err
 		return false, err
 	}
 	defer unlock()
-	found, err := v.inconsistent(group)
+	// Sizes do not matter here: what is suspended is resumed though the metadata cannot be read.
+	found, err := listInconsistent("/sys", group, nil, tableLoaded)
 	if err != nil {
 		return false, err
 	}

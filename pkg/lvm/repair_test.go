@@ -1,11 +1,14 @@
 package lvm
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
 
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 	"github.com/carve-csi/carve/pkg/must"
 )
 
@@ -36,13 +39,30 @@ func TestInconsistentDevicesAreFoundByTheirGroup(t *testing.T) {
 		"carve-more": {"cvz"},
 		"none":       nil,
 	} {
-		found, err := listInconsistent(sys, group, sizes, func(name string) bool { return name == "carve-cvloaded" })
+		found, err := listInconsistent(sys, group, sizes, func(name string) (bool, error) { return name == "carve-cvloaded", nil })
 		var got []string
 		for _, d := range found {
 			got = append(got, d.volume)
 		}
 		if slices.Sort(got); err != nil || !slices.Equal(got, want) {
 			t.Errorf("group %s: %q, error %v", group, got, err)
+		}
+	}
+}
+
+func TestSizesAreNotKnownWhileMetadataCannotBeRead(t *testing.T) {
+	for name, c := range map[string]struct {
+		err  error
+		want error
+	}{
+		"they are read":          {},
+		"a disk does not answer": {err: fmt.Errorf("volume group carve: %w", ErrTimedOut), want: ErrTimedOut},
+		"they are not understood, for as long as nothing else is written": {err: fmt.Errorf("volume group carve: %w", errNotUnderstood)},
+		"there are none": {err: fmt.Errorf("volume group carve: %w: %w", ErrNotFound, errNoMetadata)},
+	} {
+		sizes, err := sizesOf(ondisk.Placement{Volumes: map[string]ondisk.Volume{"cva": {Size: 1 << 20}}}, c.err)
+		if !errors.Is(err, c.want) || err == nil && c.err == nil && sizes["cva"] != 1<<20 {
+			t.Errorf("%s: sizes %v, error %v, want %v", name, sizes, err, c.want)
 		}
 	}
 }

@@ -36,30 +36,29 @@ func (s *Groups) repairSuspect(g *Group, found []lvm.Group) (repaired bool) {
 }
 
 // repair repairs what is inconsistent of a scanned group, and reports whether that was
-// anything.
+// anything. It is an error, too, when there may be more.
 func (s *Groups) repair(g *lvm.Group) (repaired bool, err error) {
-	inconsistent := s.inconsistentIn(g)
+	inconsistent, unknown := s.inconsistentIn(g)
+	if unknown != nil {
+		s.Log.Warn("whether devices are what the metadata says is not known; it will be tried again", "group", g.Name, "error", unknown)
+	}
 	if len(inconsistent) == 0 {
-		return false, nil
+		return false, unknown
 	}
 	s.Log.Warn("repairing devices that a killed command left in the middle of a change", "group", g.Name, "volumes", inconsistent)
 	if err := s.LVM.Repair(s.Work, g.Name, inconsistent); err != nil {
 		s.Log.Error("devices could not be repaired; it will be tried again", "group", g.Name, "volumes", inconsistent, "error", err)
 		return true, err
 	}
-	return true, nil
+	return true, unknown
 }
 
 // inconsistentIn names the volumes of ours, and the thin pools, which our volumes draw
-// from, of which a device is not what the metadata says.
-func (s *Groups) inconsistentIn(g *lvm.Group) []string {
+// from, of which a device is not what the metadata says. With an error, there may be others.
+func (s *Groups) inconsistentIn(g *lvm.Group) ([]string, error) {
 	names, err := s.LVM.Inconsistent(g.Name)
-	if err != nil {
-		s.Log.Warn("whether devices are what the metadata says is not known", "group", g.Name, "error", err)
-		return nil
-	}
 	if len(names) == 0 {
-		return nil
+		return nil, err
 	}
 	pools := poolsIn(s.Inventory, g)
 	var inconsistent []string
@@ -69,7 +68,7 @@ func (s *Groups) inconsistentIn(g *lvm.Group) []string {
 			inconsistent = append(inconsistent, lv.Name)
 		}
 	}
-	return inconsistent
+	return inconsistent, err
 }
 
 // Activate repairs the devices of our volumes at a start, makes them where any lacks one, as

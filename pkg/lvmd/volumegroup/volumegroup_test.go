@@ -253,6 +253,49 @@ func TestDevicesAreRepairedAfterACommandOfOursFailedAndAtNoOtherTime(t *testing.
 	left("theirs", ours)
 }
 
+// unsure is an LVM of which nothing is known of its devices, so many times.
+type unsure struct {
+	*lvmfake.Groups
+	times int
+}
+
+func (u *unsure) Inconsistent(group string) ([]string, error) {
+	if u.times--; u.times >= 0 {
+		return nil, errors.New("sysfs: I/O error")
+	}
+	return u.Groups.Inconsistent(group)
+}
+
+func TestAGroupOfWhichNothingIsKnownAfterAFailureIsServedAndLookedAtAgain(t *testing.T) {
+	for name, test := range map[string]struct{ times, repairs int }{
+		"the first look fails": {times: 1, repairs: 1},
+		"all looks fail":       {times: 1 << 30},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, map[string][]string{ours: named("a")})
+			f.start()
+			f.LVM, f.PollInterval = &unsure{f.lvm, test.times}, 0
+			f.lvm.MakeInconsistent("carve", ours)
+			_ = f.Change(t.Context(), f.g, func(context.Context) (inventory.Effect, error) { return nil, errors.New("killed") })
+			if !f.g.IsSuspect() {
+				t.Fatal("the devices are taken for consistent, and were not looked at")
+			}
+			must.Succeed(t, f.Change(t.Context(), f.g, func(ctx context.Context) (inventory.Effect, error) {
+				return inventory.Tagged(), f.lvm.Tag(ctx, "carve", []string{ours}, "tag")
+			}))
+			scans := f.lvm.Commands(lvmfake.OpScan)
+			waittest.Until(t, "a probe looks again", func() bool {
+				f.Refresh(t.Context(), f.g)
+				return f.lvm.Commands(lvmfake.OpScan) > scans
+			})
+			if n := f.lvm.Commands(lvmfake.OpRepair); n != test.repairs || f.g.IsSuspect() != (test.repairs == 0) {
+				t.Errorf("%d repairs, want %d; the group is suspect: %v", n, test.repairs, f.g.IsSuspect())
+			}
+			f.wantTrue()
+		})
+	}
+}
+
 func TestAnotherGroupOfTheNameIsTakenOnlyWhereItMayBe(t *testing.T) {
 	for name, test := range map[string]struct {
 		volumes map[string][]string
