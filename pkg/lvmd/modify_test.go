@@ -34,6 +34,33 @@ func (d *daemon) wantLimits(id string, want *lvmdv1.IOLimits) {
 	}
 }
 
+func TestTheSameLimitsAskedForTwiceAtOnceAreSetOnce(t *testing.T) {
+	m := newMachine(t)
+	held, release := make(chan struct{}, 2), make(chan struct{})
+	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+		if op == lvmfake.OpRetag {
+			held <- struct{}{}
+			<-release
+		}
+		return nil
+	}
+	d := m.start(t)
+	v := d.create(request("pvc-1", 4))
+	limits, errs := &lvmdv1.IOLimits{ReadBps: 1 << 20}, make(chan error, 2)
+	ask := func() { errs <- d.modify(v.GetId(), limits) }
+	go ask()
+	<-held
+	go ask()
+	waittest.Until(t, "the second waits", func() bool { return d.groups.Named(testGroup).Queue().Waiting > 0 })
+	close(release)
+	must.Succeed(t, <-errs)
+	must.Succeed(t, <-errs)
+	d.wantLimits(v.GetId(), limits)
+	if n := m.fake.Commands(lvmfake.OpRetag); n != 1 {
+		t.Errorf("%d commands, want 1", n)
+	}
+}
+
 func TestLimitsAreKeptWithTheVolume(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)
