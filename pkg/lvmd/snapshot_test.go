@@ -4,6 +4,7 @@ package lvmd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -478,6 +479,28 @@ func TestACloneThatWasNotEnlargedWhenTheJournalWasLostIsMadeAgainWhenAskedFor(t 
 	d.checkModel()
 	if got := d.available(); got != 60-12 {
 		t.Errorf("%d extents are available", got)
+	}
+}
+
+func TestACloneOfWhichTheEnlargementEndedLateCountsForWhatItHas(t *testing.T) {
+	m := snapshotMachine(t)
+	var fails atomic.Bool
+	m.fake.After = func(op lvmfake.Op, _ string) error {
+		if op == lvmfake.OpExtend && fails.Load() {
+			return errors.New("killed after its commit")
+		}
+		return nil
+	}
+	d := m.start(t)
+	v := d.create(request("v", 4))
+	all := d.available()
+	fails.Store(true)
+	if _, err := d.client.CreateVolume(t.Context(), from(request("c", 8), v.GetId())); err == nil {
+		t.Fatal("the clone was made")
+	}
+	d.checkModelEventually()
+	if got := d.available(); got != all {
+		t.Errorf("%d extents are available, want %d", got, all)
 	}
 }
 

@@ -214,6 +214,9 @@ func (v *Volume) End(op *Creation, err error) {
 	m.lock()
 	defer m.unlock()
 	v.op = nil
+	if err != nil && v.pool != nil && v.source != nil {
+		v.group.stale = true // How large it is, is not known when the command failed that should enlarge it.
+	}
 	m.enter(v, v.lifecycle.Ended())
 	op.attended()
 	v.unpin()

@@ -48,6 +48,15 @@ func (g *Group) Compare(scan *lvm.Group) error {
 		return fmt.Errorf("allocatable %d, seqno %d, creating %d, expanding %d; scan: %d, %d",
 			g.allocatable, g.metadata.Seqno, g.creating, g.expanding, scan.Allocatable(), scan.Seqno)
 	}
+	virtual := map[string]int64{}
+	for _, lv := range scan.Volumes {
+		virtual[lv.Pool] += lv.Size / scan.ExtentSize
+	}
+	for _, p := range g.pools {
+		if p.virtual != virtual[p.name] {
+			return fmt.Errorf("the volumes of thin pool %s have %d extents, scan: %d", p.name, p.virtual, virtual[p.name])
+		}
+	}
 	ours := 0
 	for _, lv := range scan.Volumes {
 		if !g.exists[lv.Name] {
