@@ -153,7 +153,11 @@ func (s *creator) make(ctx context.Context, v *inventory.Volume) error {
 		if v.IsThin() {
 			return inventory.ThinCreated(v), s.lvm.CreateThin(ctx, v.ThinOptions())
 		}
-		if err := s.lvm.Create(ctx, v.CreateOptions()); err != nil {
+		options, err := v.CreateOptions()
+		if err != nil {
+			return nil, err
+		}
+		if err := s.lvm.Create(ctx, options); err != nil {
 			return nil, err
 		}
 		segments, unmapped := s.lvm.Mapping(g.Name(), v.ID())

@@ -99,7 +99,11 @@ func (s *expander) extend(ctx context.Context, e *inventory.Expansion) error {
 		return err
 	}
 	return s.groups.Change(onBehalfOf(ctx, v), s.groups.Of(v), func(ctx context.Context) (inventory.Effect, error) {
-		return s.grow(ctx, e, e.PlanGrowth())
+		on, err := e.PlanGrowth()
+		if err != nil {
+			return nil, err
+		}
+		return s.grow(ctx, e, on)
 	})
 }
 

@@ -3,11 +3,13 @@
 package lvmd
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -156,6 +158,57 @@ func TestVolumesAdmittedTogetherDoNotCollide(t *testing.T) {
 	if r := d.classNamed("linear"); r.GetAvailableBytes() != 0 {
 		t.Errorf("%d are left", r.GetAvailableBytes())
 	}
+}
+
+// LVM is not left to choose where a volume lies of which the place was taken: it may put two images on
+// one device.
+func TestNoCommandIsRunWhenThePlaceOfAVolumeWasTaken(t *testing.T) {
+	m := newDisks(t, 10, 10)
+	held, release := make(chan struct{}), make(chan struct{})
+	var holds atomic.Bool
+	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+		if op == lvmfake.OpCreate && holds.CompareAndSwap(true, false) {
+			close(held)
+			<-release
+		}
+		return nil
+	}
+	d := m.start(t)
+	grows := d.create(inClass(request("pvc-1", 1), "raid1"))
+	holds.Store(true)
+	errs := make(chan error, 3)
+	go func() {
+		_, err := d.client.CreateVolume(t.Context(), inClass(request("pvc-2", 1), "linear"))
+		errs <- err
+	}()
+	<-held
+	go func() {
+		_, err := d.client.CreateVolume(t.Context(), inClass(request("pvc-3", 3), "raid1"))
+		errs <- err
+	}()
+	waiting := func(n int) func() bool { return func() bool { return d.groups.Named(testGroup).Queue().Waiting == n } }
+	waittest.Until(t, "a creation waits", waiting(1))
+	go func() {
+		_, err := d.client.ExpandVolume(t.Context(), expandRequest(grows.GetId(), 3))
+		errs <- err
+	}()
+	waittest.Until(t, "a growth waits", waiting(2))
+	disk := must.Get(m.fake.Scan(t.Context(), []string{testGroup}))(t)[0].Devices[1].Path
+	must.Succeed(t, m.fake.Create(t.Context(), lvm.CreateOptions{
+		Group: testGroup, Volume: "theirs", Extents: 7, On: []layout.Share{{Device: disk, Extents: 7}},
+	}))
+	close(release)
+	refused := 0
+	for range 3 {
+		if err := <-errs; err != nil {
+			wantCode(t, err, codes.ResourceExhausted, names.ReasonNoSpace)
+			refused++
+		}
+	}
+	if creates, extends := m.fake.Commands(lvmfake.OpCreate), m.fake.Commands(lvmfake.OpExtend); refused != 2 || creates != 3 || extends != 0 {
+		t.Errorf("%d were refused, want 2; %d lvcreate and %d lvextend were run, want 3 and none", refused, creates, extends)
+	}
+	d.checkModel()
 }
 
 func TestRAIDReportsWhatBecomesOfItsImages(t *testing.T) {

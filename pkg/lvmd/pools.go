@@ -135,7 +135,11 @@ func (s *poolKeeper) extend(ctx context.Context, g *volumegroup.Group, p *invent
 	if growth.Extents > 0 {
 		reserved := p.Reserve(growth.Extents)
 		err = s.groups.Change(ctx, g, func(ctx context.Context) (inventory.Effect, error) {
-			return inventory.PoolGrown(reserved), s.lvm.ExtendPool(ctx, g.Name(), p.Name(), growth.Extents, p.PlaceData(growth.Extents)...)
+			on, err := p.PlaceData(growth.Extents)
+			if err != nil {
+				return nil, err
+			}
+			return inventory.PoolGrown(reserved), s.lvm.ExtendPool(ctx, g.Name(), p.Name(), growth.Extents, on...)
 		})
 		reserved.Release()
 		s.log.Info("thin pool was extended", "group", g.Name(), "pool", p.Name(), "extents", growth.Extents, "error", err)
@@ -143,7 +147,11 @@ func (s *poolKeeper) extend(ctx context.Context, g *volumegroup.Group, p *invent
 	if err == nil && growth.Metadata > 0 {
 		// How much the spare for repairs grows with it is up to LVM.
 		err = s.groups.Change(ctx, g, func(ctx context.Context) (inventory.Effect, error) {
-			return inventory.Unknown(), s.lvm.ExtendPoolMetadata(ctx, g.Name(), p.Name(), growth.Metadata, p.PlaceMetadata(growth.Metadata)...)
+			on, err := p.PlaceMetadata(growth.Metadata)
+			if err != nil {
+				return nil, err
+			}
+			return inventory.Unknown(), s.lvm.ExtendPoolMetadata(ctx, g.Name(), p.Name(), growth.Metadata, on...)
 		})
 		s.log.Info("thin pool's metadata was extended", "group", g.Name(), "pool", p.Name(), "bytes", growth.Metadata, "error", err)
 	}

@@ -210,13 +210,17 @@ func (e *Expansion) release() {
 	}
 }
 
-// PlanGrowth chooses the devices for an expansion; none where LVM is to choose. The caller has
-// the group's slot.
-func (e *Expansion) PlanGrowth() []layout.Share {
-	m := e.volume.group.m
+// PlanGrowth chooses the devices for an expansion; none where LVM is to choose. It fails when they
+// have no place for it. The caller has the group's slot.
+func (e *Expansion) PlanGrowth() ([]layout.Share, error) {
+	v := e.volume
+	m := v.group.m
 	m.lock()
 	defer m.unlock()
-	return e.volume.planGrowth(e.more)
+	if v.pool != nil {
+		return nil, nil
+	}
+	return checkPlace(v.group, "volume "+v.rec.ID, v.layout, v.planGrowth(e.more), e.more)
 }
 
 // ChooseExtents names the very extents by which a volume grows, and reports whether all of

@@ -8,6 +8,8 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/layout"
 	"github.com/carve-csi/carve/pkg/lvm/ondisk"
+	"github.com/carve-csi/carve/pkg/lvmd/apierror"
+	"github.com/carve-csi/carve/pkg/quantity"
 )
 
 // A group is placed when a volume of it is striped or RAID, or could be. Where
@@ -189,29 +191,44 @@ func (g *Group) growthOf(lies ondisk.Volume, free, reserve int64) int64 {
 }
 
 // placeGrowth chooses where what lies so grows by so many extents, beside what is
-// reserved. It chooses nothing where LVM is to.
-func (g *Group) placeGrowth(lies ondisk.Volume, more int64) []layout.Share {
+// reserved. It chooses nothing where LVM is to, and fails when there is no place.
+func (g *Group) placeGrowth(name string, lies ondisk.Volume, more int64) ([]layout.Share, error) {
 	if lies.Layout.IsLinear() {
-		return nil
+		return nil, nil
 	}
 	left, _ := g.left(true, nil)
-	return lies.Layout.PlaceGrowth(left, g.info.PathsOf(lies.On), more)
+	return checkPlace(g, name, lies.Layout, lies.Layout.PlaceGrowth(left, g.info.PathsOf(lies.On), more), more)
 }
 
-// CreateOptions are those of the one command that makes a volume, with what is free now. The
-// caller has the group's slot.
-func (v *Volume) CreateOptions() lvm.CreateOptions {
+// checkPlace fails when no devices were found for so many extents of a layout that is not linear: another
+// program, or a disk that went, took what was free. LVM is not left to choose then: it may put two images of a
+// volume on one device.
+func checkPlace(g *Group, name string, l layout.Layout, on []layout.Share, extents int64) ([]layout.Share, error) {
+	if on == nil && !l.IsLinear() {
+		return nil, apierror.NoSpace("%s: the devices of volume group %q have no place for %s of type %s any more",
+			name, g.name, quantity.Bytes(extents*g.info.ExtentSize), l)
+	}
+	return on, nil
+}
+
+// CreateOptions are those of the one command that makes a volume, with what is free now. It fails
+// when the devices have no place for the volume's layout. The caller has the group's slot.
+func (v *Volume) CreateOptions() (lvm.CreateOptions, error) {
 	m := v.group.m
 	m.lock()
 	defer m.unlock()
+	on, err := checkPlace(v.group, "volume "+v.rec.ID, v.layout, v.planCreation(), v.extents)
+	if err != nil {
+		return lvm.CreateOptions{}, err
+	}
 	o := lvm.CreateOptions{
 		Group: v.group.name, Volume: v.rec.ID, Layout: v.layout, Extents: v.extents,
-		On: v.planCreation(), Tags: v.tags(),
+		On: on, Tags: v.tags(),
 	}
 	if c := m.class(v.rec.Ident.Class); c != nil {
 		o.Options = c.LvcreateOptions
 	}
-	return o
+	return o, nil
 }
 
 // endsOf says where on each device, by path, the last of a volume's segments ends, in extents.

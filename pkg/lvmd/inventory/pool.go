@@ -525,18 +525,18 @@ func (g *PoolGrowth) release() {
 }
 
 // PlaceData chooses where a pool's data grows to so many extents; nothing where LVM is to
-// choose. The caller has the group's slot.
-func (p *Pool) PlaceData(extents int64) []layout.Share {
+// choose. It fails when there is no place. The caller has the group's slot.
+func (p *Pool) PlaceData(extents int64) ([]layout.Share, error) {
 	m := p.group.m
 	m.lock()
 	defer m.unlock()
-	return p.group.placeGrowth(p.data, extents-p.extents)
+	return p.group.placeGrowth("thin pool "+p.name, p.data, extents-p.extents)
 }
 
 // PlaceMetadata is PlaceData for the metadata, in bytes.
-func (p *Pool) PlaceMetadata(bytes int64) []layout.Share {
+func (p *Pool) PlaceMetadata(bytes int64) ([]layout.Share, error) {
 	m := p.group.m
 	m.lock()
 	defer m.unlock()
-	return p.group.placeGrowth(p.metadataAt, (bytes-p.metadata)/p.group.info.ExtentSize)
+	return p.group.placeGrowth("the metadata of thin pool "+p.name, p.metadataAt, (bytes-p.metadata)/p.group.info.ExtentSize)
 }
