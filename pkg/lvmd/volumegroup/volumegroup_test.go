@@ -251,6 +251,15 @@ func TestDevicesAreRepairedAfterACommandOfOursFailedAndAtNoOtherTime(t *testing.
 	f.lvm.MakeInconsistent("carve", ours)
 	must.Succeed(t, f.Rescan(f.g))
 	left("theirs", ours)
+
+	t.Log("a group that is away after the failure is repaired when it is back")
+	_ = f.Change(t.Context(), f.g, func(context.Context) (inventory.Effect, error) {
+		f.lvm.PlugGroup("carve", false)
+		return nil, errors.New("I/O error")
+	})
+	f.lvm.PlugGroup("carve", true)
+	must.Succeed(t, f.Rescan(f.g))
+	left("theirs")
 }
 
 // unsure is an LVM of which nothing is known of its devices, so many times.
