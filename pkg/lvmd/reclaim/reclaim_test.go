@@ -375,18 +375,22 @@ func TestWipingGoesOnWhereTheLastCheckpointWas(t *testing.T) {
 
 // A device may be shorter than its volume when lvextend was killed, until it is repaired.
 func TestADeviceThatIsShorterThanItsVolumeIsNotWipedBeforeItIsRepaired(t *testing.T) {
-	n := newNode(t, 1, "")
-	n.lvm.shorter.Store(extent)
-	m, stop := n.start(func(*inventory.Inventory, string) {})
-	waittest.Until(t, "the device is opened again", func() bool { return n.lvm.opens.Load() > 1 || len(m.Inspect()) == 0 })
-	n.lvm.shorter.Store(0)
-	n.reclaimed(m)
-	stop()
-	if got, want := n.lvm.notes(), []string{"tag 1 carve.deleted", "zero 0+64", "zero 64+16", "sync", "remove 1"}; !slices.Equal(got, want) {
-		t.Errorf("done was %q, want %q", got, want)
-	}
-	if zeroed := n.zeroed(); zeroed != size*extent {
-		t.Errorf("%d bytes are known to be zero, want all of the volume", zeroed)
+	for encryption, header := range map[string][]string{"": nil, names.EncryptionLUKS: {"overwrite 0+16", "sync"}} {
+		n := newNode(t, 1, encryption)
+		n.lvm.shorter.Store(extent)
+		m, stop := n.start(func(*inventory.Inventory, string) {})
+		waittest.Until(t, "the device is opened again", func() bool { return n.lvm.opens.Load() > 1 || len(m.Inspect()) == 0 })
+		early := n.lvm.notes()
+		n.lvm.shorter.Store(0)
+		n.reclaimed(m)
+		stop()
+		want := slices.Concat([]string{"tag 1 carve.deleted"}, header, []string{"zero 0+64", "zero 64+16", "sync", "remove 1"})
+		if got := n.lvm.notes(); !slices.Equal(early, want[:1]) || !slices.Equal(got, want) {
+			t.Errorf("encryption %q: done was %q, then %q, want %q, then %q", encryption, early, got, want[:1], want)
+		}
+		if zeroed := n.zeroed(); zeroed != size*extent {
+			t.Errorf("encryption %q: %d bytes are known to be zero, want all of the volume", encryption, zeroed)
+		}
 	}
 }
 

@@ -97,6 +97,11 @@ func (r *Reclaimer) wipe(ctx context.Context, g *volumegroup.Group, t inventory.
 		// It was never written to.
 		return r.skip(g, t, p.Handle)
 	}
+	if !t.IsThin() {
+		if err := r.openWhole(ctx, g, t, &p); err != nil {
+			return err
+		}
+	}
 	if t.Ident().IsLUKS() && p.Wiped == 0 {
 		if err := r.eraseHeader(ctx, g, t, &p); err != nil {
 			return err
@@ -105,18 +110,7 @@ func (r *Reclaimer) wipe(ctx context.Context, g *volumegroup.Group, t inventory.
 	if t.IsThin() {
 		return r.unmap(ctx, g, t, p)
 	}
-	if err := r.open(ctx, g, t, &p); err != nil {
-		return err
-	}
-	size := p.Handle.Size()
-	if known, mistaken := t.SizeToWipe(size); size != known {
-		// Why, a repair and a scan find out. A handle keeps the size that its device had when it was opened.
-		if mistaken != nil {
-			_ = mistaken.Close()
-		}
-		return fmt.Errorf("its device has %s, and the volume has %s", quantity.Bytes(size), quantity.Bytes(known))
-	}
-	off := p.Wiped
+	size, off := p.Handle.Size(), p.Wiped
 	if off < size {
 		n, err := r.clear(t, p.Handle, off, size)
 		if err != nil {
@@ -258,6 +252,22 @@ func (r *Reclaimer) activate(ctx context.Context, g *volumegroup.Group, t invent
 		err = errors.Join(err, r.Groups.Rescan(g))
 	}
 	return h, err
+}
+
+// openWhole opens a tombstone whose device has the size that the volume has.
+func (r *Reclaimer) openWhole(ctx context.Context, g *volumegroup.Group, t inventory.Tombstone, p *inventory.Progress) error {
+	if err := r.open(ctx, g, t, p); err != nil {
+		return err
+	}
+	size := p.Handle.Size()
+	if known, mistaken := t.SizeToWipe(size); size != known {
+		// Why, a repair and a scan find out. A handle keeps the size that its device had when it was opened.
+		if mistaken != nil {
+			_ = mistaken.Close()
+		}
+		return fmt.Errorf("its device has %s, and the volume has %s", quantity.Bytes(size), quantity.Bytes(known))
+	}
+	return nil
 }
 
 // eraseHeader overwrites the header of a tombstone that its user encrypted, durably and before
