@@ -112,7 +112,7 @@ func TestKubectlCarveShowsTheClusterWithTheListedRights(t *testing.T) {
 			t.Errorf("%q: %s", arguments, got)
 		}
 	}
-	if got, err := as("viewer", "doctor", "--carve-namespace", s.namespace); err == nil || !strings.Contains(got, "WRONG controllers: 0 of 0 are ready") {
+	if got, err := as("viewer", "doctor", "--carve-namespace", s.namespace); err == nil || !strings.Contains(got, "WRONG controllers: there is no Deployment") {
 		t.Errorf("doctor where Carve is not: %v: %s", err, got)
 	}
 	if got := shows(nil, "orphans"); strings.Contains(got, "?") || strings.Contains(got, pv.Spec.CSI.VolumeHandle) {

@@ -131,11 +131,15 @@ func (p *plugin) doctor(ctx context.Context, client kubernetes.Interface) ([]Che
 	if err != nil {
 		return nil, err
 	}
-	problem = ""
-	if status.ControllersReady == 0 || status.ControllersReady < status.Controllers {
-		problem = fmt.Sprintf("%d of %d are ready", status.ControllersReady, status.Controllers)
+	controllers, err := p.checkControllers(ctx, client, status)
+	if err != nil {
+		return nil, err
 	}
-	check("controllers", problem, "kubectl -n "+p.carve+" describe pods -l "+labelName+"="+nameController)
+	agents, err := p.checkAgents(ctx, client)
+	if err != nil {
+		return nil, err
+	}
+	checks = append(append(checks, controllers), agents...)
 	kubernetesCheck, err := kubernetesVersion(ctx, client)
 	if err != nil {
 		return nil, err
@@ -182,7 +186,7 @@ func (p *plugin) checkNodes(ctx context.Context, client kubernetes.Interface, s 
 		case !node.Ready:
 			problem, next = "it is not ready", "kubectl describe node "+node.Name
 		case !wanted:
-			continue // The DaemonSet leaves it out.
+			continue // It is to have none, or its DaemonSet's check says how many nodes lack theirs.
 		case tooOld:
 			problem, next = fmt.Sprintf("its kernel is %s, and Carve needs Linux %s or newer", kernel, oldestKernel), "install a newer kernel on the node; see docs/get-started/install.md"
 		case !node.AgentReady:

@@ -26,6 +26,7 @@ import (
 	discovery "k8s.io/client-go/discovery/fake"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
 	"github.com/carve-csi/carve/api/names"
@@ -43,7 +44,9 @@ func objects() []runtime.Object {
 		&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "carve"}, Provisioner: names.Driver},
 		&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "other"}, Provisioner: "other.example.com"},
 		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "carve-system", Name: "carve-uplink-ca"}, Data: map[string]string{"ca.crt": authority}},
-		&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "carve-system", Name: "carve-controller"}},
+		&appsv1.Deployment{ObjectMeta: workload("carve-controller", "carve-controller"), Spec: appsv1.DeploymentSpec{Replicas: ptr.To[int32](1)}},
+		&appsv1.DaemonSet{ObjectMeta: workload("carve-node", "carve-node"),
+			Status: appsv1.DaemonSetStatus{DesiredNumberScheduled: 2, CurrentNumberScheduled: 2, NumberReady: 2}},
 		pod("carve-system", "carve-controller-1", "carve-controller", "n1"),
 		&corev1.PersistentVolume{
 			ObjectMeta: metav1.ObjectMeta{Name: "pvc-1", Annotations: map[string]string{names.AnnotationVolumeGroup: "carve/uuid"}},
@@ -79,6 +82,10 @@ func objects() []runtime.Object {
 			})
 	}
 	return list
+}
+
+func workload(name, app string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: "carve-system", Name: name, Labels: map[string]string{labelName: app}}
 }
 
 func pod(namespace, name, app, node string) *corev1.Pod {
@@ -297,13 +304,51 @@ func TestDoctorFindsWhatIsWrong(t *testing.T) {
 		want   string
 	}{
 		"no driver":     {func(o runtime.Object) bool { _, ok := o.(*storagev1.CSIDriver); return ok }, "driver: there is no CSIDriver"},
-		"no controller": {func(o runtime.Object) bool { p, ok := o.(*corev1.Pod); return ok && p.Name == "carve-controller-1" }, "controllers: 0 of 0"},
+		"no controller": {func(o runtime.Object) bool { p, ok := o.(*corev1.Pod); return ok && p.Name == "carve-controller-1" }, "controllers: 0 of 1 Pods exist next: kubectl -n carve-system describe deployments"},
 		"a controller that is not ready": {func(o runtime.Object) bool {
 			if p, ok := o.(*corev1.Pod); ok && p.Name == "carve-controller-1" {
 				p.Status.Conditions = nil
 			}
 			return false
-		}, "controllers: 0 of 1"},
+		}, "controllers: 0 of 1 are ready"},
+		"Carve in another namespace": {func(o runtime.Object) bool {
+			named, ok := o.(metav1.Object)
+			return ok && named.GetNamespace() == "carve-system"
+		}, "controllers: there is no Deployment carve-controller"},
+		"a controller that is refused": {func(o runtime.Object) bool {
+			if d, ok := o.(*appsv1.Deployment); ok {
+				d.Spec.Replicas = ptr.To[int32](2)
+			}
+			return false
+		}, "controllers: 1 of 2 Pods exist"},
+		"no DaemonSet": {func(o runtime.Object) bool { _, ok := o.(*appsv1.DaemonSet); return ok }, "agents: there is no DaemonSet carve-node"},
+		"agents that are refused": {func(o runtime.Object) bool {
+			if d, ok := o.(*appsv1.DaemonSet); ok {
+				d.Status.CurrentNumberScheduled, d.Status.NumberReady = 0, 0
+			}
+			p, ok := o.(*corev1.Pod)
+			return ok && p.Labels[labelName] == nameAgent
+		}, "agents of carve-node: 0 of 2 nodes have their Pod next: kubectl -n carve-system describe daemonset carve-node"},
+		"an agent that is not ready, of the DaemonSet": {func(o runtime.Object) bool {
+			if d, ok := o.(*appsv1.DaemonSet); ok {
+				d.Status.NumberReady = 1
+			}
+			return false
+		}, "agents of carve-node: 1 of 2 Pods are ready"},
+		"a DaemonSet that is not looked at": {func(o runtime.Object) bool {
+			if d, ok := o.(*appsv1.DaemonSet); ok {
+				d.Generation = 1
+			}
+			return false
+		}, "agents of carve-node: the controller manager has not looked"},
+		"an agent that is not scheduled": {func(o runtime.Object) bool {
+			if p, ok := o.(*corev1.Pod); ok && p.Name == "carve-node-n2" {
+				p.Spec.NodeName, p.Status.Conditions = "", nil
+				p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+					NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"n2"}}}}}}}}
+			}
+			return false
+		}, "node n2: its agent is not ready next: kubectl -n carve-system describe pod carve-node-n2"},
 		"two versions": {func(o runtime.Object) bool {
 			if p, ok := o.(*corev1.Pod); ok && p.Name == "carve-node-n2" {
 				p.Spec.Containers[0].Image = "carve:v0.4.0"
@@ -348,6 +393,24 @@ func TestDoctorFindsWhatIsWrong(t *testing.T) {
 				t.Errorf("want %q and %v, got %v\n%s", test.want, ErrUnhealthy, err, got)
 			}
 		})
+	}
+}
+
+// TestDoctorLeavesNodesWithoutAgentsAlone has agents on one of two nodes, and on none.
+func TestDoctorLeavesNodesWithoutAgentsAlone(t *testing.T) {
+	for agents, want := range []string{"note agents: no node is to have one", "ok agents of carve-node"} {
+		list := without(func(o runtime.Object) bool {
+			if d, ok := o.(*appsv1.DaemonSet); ok {
+				n := int32(agents)
+				d.Status = appsv1.DaemonSetStatus{DesiredNumberScheduled: n, CurrentNumberScheduled: n, NumberReady: n}
+			}
+			p, ok := o.(*corev1.Pod)
+			return ok && p.Labels[labelName] == nameAgent && (agents == 0 || p.Spec.NodeName != "n1")
+		})
+		got, err := call(t, list, nil, "doctor")
+		if err != nil || !strings.Contains(strings.Join(strings.Fields(got), " "), want) {
+			t.Errorf("want %q, got %v\n%s", want, err, got)
+		}
 	}
 }
 

@@ -63,8 +63,10 @@ func (p *plugin) read(ctx context.Context, client kubernetes.Interface) (*snapsh
 			s.control = append(s.control, pod)
 		case nameAgent:
 			// While a Pod is replaced there are two: the one that is ready counts.
-			if before, ok := s.agents[pod.Spec.NodeName]; !ok || !isReady(&before) {
-				s.agents[pod.Spec.NodeName] = pod
+			// One that is for no node yet has no place.
+			node := nodeOf(&pod)
+			if before, ok := s.agents[node]; node != "" && (!ok || !isReady(&before)) {
+				s.agents[node] = pod
 			}
 		}
 	}
