@@ -172,7 +172,7 @@ func (p *plugin) checkNodes(ctx context.Context, client kubernetes.Interface, s 
 	if err != nil {
 		return nil, err
 	}
-	reported, err := unusable(ctx, client)
+	reported, err := classReports(ctx, client)
 	if err != nil {
 		return nil, err
 	}
@@ -181,7 +181,8 @@ func (p *plugin) checkNodes(ctx context.Context, client kubernetes.Interface, s 
 		_, wanted := s.agents[node.Name]
 		kernel := s.nodes[i].Status.NodeInfo.KernelVersion
 		tooOld, _ := before(kernel, oldestKernel)
-		problem, next := "", "kubectl -n "+p.carve+" describe pod "+s.agents[node.Name].Name
+		var problem string
+		next := "kubectl -n " + p.carve + " describe pod " + s.agents[node.Name].Name
 		switch {
 		case !node.Ready:
 			problem, next = "it is not ready", "kubectl describe node "+node.Name
@@ -193,8 +194,8 @@ func (p *plugin) checkNodes(ctx context.Context, client kubernetes.Interface, s 
 			problem = "its agent is not ready"
 		case !node.Registered:
 			problem, next = "its kubelet does not know the driver", "kubectl -n "+p.carve+" logs "+s.agents[node.Name].Name+" -c node"
-		case len(node.Largest) == 0:
-			found, err := s.withoutSpace(node.Name, reported[node.Name])
+		default:
+			found, err := s.nodeSpace(node, reported[node.Name])
 			if err != nil {
 				return nil, err
 			}

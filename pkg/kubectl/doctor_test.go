@@ -116,6 +116,40 @@ func TestDoctorNotesNodesWithoutSpaceAndFindsFaults(t *testing.T) {
 	}
 }
 
+// TestDoctorFindsWhatOneOfSeveralClassesHas has a node that offers space report conditions of its classes.
+func TestDoctorFindsWhatOneOfSeveralClassesHas(t *testing.T) {
+	const unhealthy, ends, recovered = "DeviceClassUnhealthy", "DeviceClassUsable", "DeviceClassRecovered"
+	high := "device class thin: PoolDataHigh: the pool is full to 90%"
+	both := `no volume can be made in device class fast, thin: NotResponding: LVM does not answer`
+	for name, test := range map[string]struct {
+		events [][2]string
+		level  string
+		want   []string
+	}{
+		"an unusable class beside one with space": {[][2]string{{notUsable, noPool}}, "WRONG", []string{"PoolFailed", "docs/reference/conditions.md", "--agents"}},
+		"an unhealthy class":                      {[][2]string{{unhealthy, high}}, "WRONG", []string{"PoolDataHigh"}},
+		"a message that client-go combined":       {[][2]string{{unhealthy, "(combined from similar events): " + high}}, "WRONG", []string{"PoolDataHigh"}},
+		"a class without its group yet":           {[][2]string{{notUsable, strings.ReplaceAll(noGroup, `"carve"`, `"more"`)}}, "note", []string{"VolumeGroupMissing", "vgcreate"}},
+		"another class that is usable again": {[][2]string{{notUsable, noPool}, {ends, "volumes can be made in device class local again"}},
+			"WRONG", []string{"PoolFailed"}},
+		"one of two classes that is usable again": {[][2]string{{notUsable, both}, {ends, usable}}, "WRONG", []string{"fast, thin: NotResponding"}},
+		"both that are": {[][2]string{{notUsable, both}, {ends, usable}, {ends, "volumes can be made in device class fast again"}}, "ok", nil},
+		"a class that is usable again, and unhealthy":       {[][2]string{{unhealthy, high}, {notUsable, noPool}, {ends, usable}}, "WRONG", []string{"PoolDataHigh"}},
+		"a class that recovered":                            {[][2]string{{unhealthy, high}, {recovered, "device class thin has this no more: PoolDataHigh, PoolFull"}}, "ok", nil},
+		"a class that recovered from something else":        {[][2]string{{unhealthy, high}, {recovered, "device class thin has this no more: PoolFull"}}, "WRONG", []string{"PoolDataHigh"}},
+		"an unhealthy class that was unusable, and is well": {[][2]string{{unhealthy, "device class thin: PoolFailed: m"}, {notUsable, noPool}, {ends, usable}}, "ok", nil},
+		"a class that is unusable once more":                {[][2]string{{notUsable, noPool}, {ends, usable}, {notUsable, noPool}}, "WRONG", []string{"PoolFailed"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := call(t, append(objects(), onNode("n1", test.events...)...), nil, "doctor")
+			words := strings.Join(strings.Fields(got), " ")
+			if !strings.Contains(words, test.level+" node n1") || !containsAll(words, test.want) || errors.Is(err, ErrUnhealthy) != (test.level == "WRONG") {
+				t.Errorf("want %s with %q, got %v\n%s", test.level, test.want, err, got)
+			}
+		})
+	}
+}
+
 func containsAll(text string, words []string) bool {
 	for _, word := range words {
 		if !strings.Contains(text, word) {

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -23,25 +24,43 @@ const (
 	nextOfCondition = "docs/reference/conditions.md"
 )
 
-// withoutSpace says why a node offers no space. A node that is full, or does not have its volume
-// group yet, is as it should be; one whose group is lost or cannot be used is not. The messages are
-// what the controller reported of its device classes.
-func (s *snapshot) withoutSpace(node string, messages []string) (Check, error) {
-	name := "node " + node
-	if s.heldBack(node) {
-		return wrong(name, "creating volumes fails there, and its capacity is held back for a while", "kubectl describe node "+node), nil
+// nodeSpace says how a node's device classes are, and why it offers no space. A node that is full,
+// or does not have its volume group yet, is as it should be; one whose group is lost or cannot be
+// used is not, whatever its other classes offer. The reports are the controller's.
+func (s *snapshot) nodeSpace(node why.Node, reports []classReport) (Check, error) {
+	name := "node " + node.Name
+	ask := "kubectl carve doctor --agents, which asks its agent why"
+	var messages, next []string
+	fault := s.heldBack(node.Name)
+	if fault {
+		messages = append(messages, "creating volumes fails there, and its capacity is held back for a while")
+		next = append(next, "kubectl describe node "+node.Name)
 	}
-	for i, message := range messages {
-		if _, text, ok := strings.Cut(message, ": "+conditions.VolumeGroupMissing+": "); !ok || s.lost(node, text) {
-			if ok {
-				messages[i] += lostGroup
-			}
-			return wrong(name, strings.Join(messages, "; "), nextOfCondition), nil
+	for _, r := range reports {
+		switch {
+		case r.kind != conditions.VolumeGroupMissing:
+			fault = true
+		case s.lost(node.Name, r.message):
+			r.message, fault = r.message+lostGroup, true
+		}
+		if !slices.Contains(messages, r.message) {
+			messages = append(messages, r.message)
 		}
 	}
-	var next []string
+	if fault {
+		if len(reports) > 0 {
+			next = append(next, nextOfCondition, ask)
+		}
+		return wrong(name, strings.Join(messages, "; "), strings.Join(next, "; ")), nil
+	}
 	if len(messages) > 0 {
 		next = append(next, nextOfGroup)
+	}
+	if len(node.Largest) > 0 {
+		if len(messages) == 0 {
+			return passed(name), nil
+		}
+		return note(name, strings.Join(messages, "; "), strings.Join(next, "; ")), nil
 	}
 	capacities, err := s.capacity()
 	if err != nil {
@@ -49,11 +68,10 @@ func (s *snapshot) withoutSpace(node string, messages []string) (Check, error) {
 	}
 	var used, reserved int64
 	for _, c := range capacities {
-		if c.Node == node {
+		if c.Node == node.Name {
 			used, reserved = used+c.UsedBytes, reserved+c.ReservedBytes
 		}
 	}
-	ask := "kubectl carve doctor --agents, which asks its agent why"
 	switch {
 	case used+reserved > 0:
 		problem := "it offers no space: its volumes take " + size(used)
@@ -61,7 +79,7 @@ func (s *snapshot) withoutSpace(node string, messages []string) (Check, error) {
 			problem += ", and claims whose volumes are being made asked for " + size(reserved)
 		}
 		messages = append(messages, problem)
-		next = append(next, "kubectl carve capacity; kubectl carve volumes --node "+node+"; "+ask)
+		next = append(next, "kubectl carve capacity; kubectl carve volumes --node "+node.Name+"; "+ask)
 	case len(messages) == 0:
 		messages = append(messages, "it offers no space, and has no volume: it lacks its volume group, or others use all of it")
 		next = append(next, ask)
@@ -69,29 +87,70 @@ func (s *snapshot) withoutSpace(node string, messages []string) (Check, error) {
 	return note(name, strings.Join(messages, "; "), strings.Join(next, "; ")), nil
 }
 
-// unusable returns what the controller reported of device classes in which no volume can be made, by
-// node, unless it reported later that one can be. The API server keeps Events for an hour.
-func unusable(ctx context.Context, client kubernetes.Interface) (map[string][]string, error) {
+// Reasons of the controller's Events for device classes. Each of the first two is about a type of
+// condition, and is true until another is about the same, or until the class recovers.
+const (
+	classUnusable  = "DeviceClassUnusable"
+	classUnhealthy = "DeviceClassUnhealthy"
+	classUsable    = "DeviceClassUsable"    // No condition makes the class unusable.
+	classRecovered = "DeviceClassRecovered" // The conditions that did not, and that it names, are over.
+)
+
+// classReport is what the controller reported last of a type of condition of a device class.
+type classReport struct{ class, kind, reason, message string }
+
+// classReports returns the conditions of device classes that the controller reported and that are
+// not over, by node. The API server keeps Events for an hour.
+func classReports(ctx context.Context, client kubernetes.Interface) (map[string][]classReport, error) {
 	list, err := client.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{
 		FieldSelector: "involvedObject.kind=Node,source=" + nameController,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list the Events of the nodes: %w", err)
 	}
-	newestFirst(list.Items)
-	messages, over := map[string][]string{}, map[string]bool{}
+	// The oldest first. The API server lists those of one second in the order in which they were made.
+	slices.SortStableFunc(list.Items, func(a, b corev1.Event) int { return eventTime(a).Compare(eventTime(b).Time) })
+	reports := map[string][]classReport{}
 	for _, e := range list.Items {
-		node := e.InvolvedObject.Name
-		switch e.Reason {
-		case "DeviceClassUsable":
-			over[node] = true
-		case "DeviceClassUnusable":
-			if !over[node] {
-				messages[node] = append(messages[node], e.Message)
+		at := reports[e.InvolvedObject.Name]
+		classes, kind := classesOf(e.Reason, e.Message)
+		for _, class := range classes {
+			at = slices.DeleteFunc(at, func(r classReport) bool {
+				switch {
+				case r.class != class:
+					return false
+				case e.Reason == classUsable:
+					return r.reason == classUnusable
+				case e.Reason == classRecovered:
+					return slices.Contains(strings.Split(kind, ", "), r.kind)
+				}
+				return r.kind == kind
+			})
+			if e.Reason == classUnusable || e.Reason == classUnhealthy {
+				at = append(at, classReport{class, kind, e.Reason, e.Message})
 			}
 		}
+		reports[e.InvolvedObject.Name] = at
 	}
-	return messages, nil
+	return reports, nil
+}
+
+// classesOf returns the device classes that an Event of such a reason is about, and the type of
+// condition, or several. client-go may put words before a message.
+func classesOf(reason, message string) (classes []string, kind string) {
+	_, text, _ := strings.Cut(message, "device class ")
+	switch reason {
+	case classUnusable, classUnhealthy:
+		names, rest, _ := strings.Cut(text, ": ")
+		kind, _, _ = strings.Cut(rest, ": ")
+		return strings.Split(names, ", "), kind
+	case classUsable:
+		return []string{strings.TrimSuffix(text, " again")}, ""
+	case classRecovered:
+		class, kinds, _ := strings.Cut(text, " has this no more: ")
+		return []string{class}, kinds
+	}
+	return nil, ""
 }
 
 // lostGroup follows the message of a volume group that is missing, on a node with volumes in it.
