@@ -127,10 +127,7 @@ func (p *plugin) doctor(ctx context.Context, client kubernetes.Interface) ([]Che
 		return nil, fmt.Errorf("read the CSIDriver: %w", err)
 	}
 	check("driver", problem, "install Carve")
-	status, err := s.status()
-	if err != nil {
-		return nil, err
-	}
+	status := s.status()
 	controllers, err := p.checkControllers(ctx, client, status)
 	if err != nil {
 		return nil, err
@@ -168,16 +165,12 @@ func (p *plugin) doctor(ctx context.Context, client kubernetes.Interface) ([]Che
 
 // checkNodes checks each node that is to have an agent.
 func (p *plugin) checkNodes(ctx context.Context, client kubernetes.Interface, s *snapshot) ([]Check, error) {
-	nodes, err := s.whyNodes()
-	if err != nil {
-		return nil, err
-	}
 	reported, err := classReports(ctx, client)
 	if err != nil {
 		return nil, err
 	}
 	var checks []Check
-	for i, node := range nodes {
+	for i, node := range s.whyNodes() {
 		_, wanted := s.agents[node.Name]
 		kernel := s.nodes[i].Status.NodeInfo.KernelVersion
 		tooOld, _ := before(kernel, oldestKernel)
@@ -195,11 +188,7 @@ func (p *plugin) checkNodes(ctx context.Context, client kubernetes.Interface, s 
 		case !node.Registered:
 			problem, next = "its kubelet does not know the driver", "kubectl -n "+p.carve+" logs "+s.agents[node.Name].Name+" -c node"
 		default:
-			found, err := s.nodeSpace(node, reported[node.Name])
-			if err != nil {
-				return nil, err
-			}
-			checks = append(checks, found)
+			checks = append(checks, s.nodeSpace(node, reported[node.Name]))
 			continue
 		}
 		checks = append(checks, checked("node "+node.Name, problem, next))

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/carve-csi/carve/api/names"
 )
@@ -147,6 +148,37 @@ func TestDoctorFindsWhatOneOfSeveralClassesHas(t *testing.T) {
 				t.Errorf("want %s with %q, got %v\n%s", test.level, test.want, err, got)
 			}
 		})
+	}
+}
+
+// TestDoctorTakesEachNodeAsLongInALargeCluster compares what is allocated for full nodes: four times as
+// many may take four times as much, and some more.
+func TestDoctorTakesEachNodeAsLongInALargeCluster(t *testing.T) {
+	taken := func(nodes int) float64 {
+		s := &snapshot{agents: map[string]corev1.Pod{}, registered: map[string]bool{}}
+		for i := range nodes {
+			name := "node-" + strconv.Itoa(i)
+			at := map[string]string{names.TopologyNode: name}
+			s.nodes = append(s.nodes, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: at},
+				Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+					NodeInfo: corev1.NodeSystemInfo{KernelVersion: "6.12"}}})
+			s.registered[name], s.agents[name] = true, *pod("carve-system", "agent-"+name, nameAgent, name)
+			s.capacities = append(s.capacities, storagev1.CSIStorageCapacity{StorageClassName: "carve", Capacity: &resource.Quantity{},
+				NodeTopology: &metav1.LabelSelector{MatchLabels: at}})
+		}
+		p, client := &plugin{}, fake.NewClientset()
+		return testing.AllocsPerRun(1, func() {
+			if err := s.index(); err != nil {
+				t.Fatal(err)
+			}
+			checks, err := p.checkNodes(t.Context(), client, s)
+			if err != nil || len(checks) != nodes || checks[0].Level != LevelNote {
+				t.Errorf("want a note for each of %d nodes, got %d, %v", nodes, len(checks), err)
+			}
+		})
+	}
+	if few, many := taken(25), taken(100); many > 8*few {
+		t.Errorf("25 nodes take %.0f allocations, and 100 take %.0f", few, many)
 	}
 }
 

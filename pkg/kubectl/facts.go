@@ -22,10 +22,7 @@ func (p *plugin) facts(ctx context.Context, client kubernetes.Interface, name st
 	if err != nil {
 		return nil, err
 	}
-	facts := &why.Facts{Pod: pod}
-	if facts.Nodes, err = s.whyNodes(); err != nil {
-		return nil, err
-	}
+	facts := &why.Facts{Pod: pod, Nodes: s.whyNodes()}
 	if facts.PodEvents, err = events(ctx, client, p.namespace, "Pod", name); err != nil {
 		return nil, err
 	}

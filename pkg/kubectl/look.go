@@ -41,10 +41,7 @@ func (p *plugin) statusCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				status, err := s.status()
-				if err != nil {
-					return err
-				}
+				status := s.status()
 				return p.print(cmd.OutOrStdout(), status, [][]string{
 					{"images", strings.Join(status.Images, ", ")},
 					{"controllers", fmt.Sprintf("%d of %d ready", status.ControllersReady, status.Controllers)},
@@ -57,7 +54,7 @@ func (p *plugin) statusCommand() *cobra.Command {
 	}
 }
 
-func (s *snapshot) status() (Status, error) {
+func (s *snapshot) status() Status {
 	status := Status{Controllers: len(s.control), Agents: len(s.agents), Nodes: len(s.nodes), Volumes: len(s.volumes)}
 	images := map[string]bool{}
 	for _, pod := range append(slices.Clone(s.control), slices.Collect(maps.Values(s.agents))...) {
@@ -73,11 +70,7 @@ func (s *snapshot) status() (Status, error) {
 		}
 	}
 	status.Images = slices.Sorted(maps.Keys(images))
-	nodes, err := s.whyNodes()
-	if err != nil {
-		return Status{}, err
-	}
-	for _, node := range nodes {
+	for _, node := range s.whyNodes() {
 		if len(node.Largest) > 0 {
 			status.NodesWithCapacity++
 		}
@@ -86,7 +79,7 @@ func (s *snapshot) status() (Status, error) {
 		capacity := pv.Spec.Capacity[corev1.ResourceStorage]
 		status.VolumeBytes += capacity.Value()
 	}
-	return status, nil
+	return status
 }
 
 func (p *plugin) capacityCommand() *cobra.Command {
@@ -100,10 +93,7 @@ func (p *plugin) capacityCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				capacities, err := s.capacity()
-				if err != nil {
-					return err
-				}
+				capacities := s.capacity()
 				rows := [][]string{{"NODE", "STORAGECLASS", "USED", "RESERVED", "AVAILABLE", "LARGEST VOLUME", "USE"}}
 				for _, c := range capacities {
 					rows = append(rows, []string{c.Node, c.StorageClass, size(c.UsedBytes), size(c.ReservedBytes), size(c.AvailableBytes), size(c.LargestBytes), bar(c.UsedBytes+c.ReservedBytes, c.AvailableBytes)})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -35,6 +36,11 @@ type snapshot struct {
 	classes    map[string]storagev1.StorageClass // Carve's, by name.
 	capacities []storagev1.CSIStorageCapacity
 	claims     []corev1.PersistentVolumeClaim // Of Carve's classes, without a volume.
+
+	// What follows is made of the above once, by node: clusters have thousands of nodes.
+	offers   map[string][]Capacity // By class in each.
+	heldBack map[string]bool       // Whether the controller publishes no capacity, because creating volumes fails there.
+	groups   map[string][]string   // The volume groups that Carve's volumes lie in.
 }
 
 // read reads a snapshot. It needs the rights of the ClusterRole carve-view.
@@ -108,7 +114,7 @@ func (p *plugin) read(ctx context.Context, client kubernetes.Interface) (*snapsh
 			s.capacities = append(s.capacities, c)
 		}
 	}
-	return s, nil
+	return s, s.index()
 }
 
 func isReady(pod *corev1.Pod) bool {
@@ -138,59 +144,84 @@ type Capacity struct {
 	LargestBytes   int64 `json:"largestBytes"`
 }
 
-// capacity returns what each node offers, by node and class. A capacity may be that of a
-// group of nodes; it is each member's.
-func (s *snapshot) capacity() ([]Capacity, error) {
-	var result []Capacity
+// index makes what the snapshot says by node. A capacity may be that of a group of nodes; it is
+// each member's. Every object is looked at once, but for the capacities of groups.
+func (s *snapshot) index() error {
+	offers := map[string]map[string]Capacity{}
+	offer := func(node, class string, change func(*Capacity)) {
+		if offers[node] == nil {
+			offers[node] = map[string]Capacity{}
+		}
+		one := offers[node][class]
+		one.Node, one.StorageClass = node, class
+		change(&one)
+		offers[node][class] = one
+	}
+	labelled := map[string][]corev1.Node{}
 	for _, node := range s.nodes {
-		offers := map[string]Capacity{}
-		for _, c := range s.capacities {
-			selector, err := metav1.LabelSelectorAsSelector(c.NodeTopology)
-			if err != nil {
-				return nil, fmt.Errorf("read the capacity %s: %w", c.Name, err)
-			}
-			if c.Capacity == nil || !selector.Matches(labels.Set(node.Labels)) {
+		value := node.Labels[names.TopologyNode]
+		labelled[value] = append(labelled[value], node)
+	}
+	s.offers, s.heldBack, s.groups = map[string][]Capacity{}, map[string]bool{}, map[string][]string{}
+	for _, c := range s.capacities {
+		selector, err := metav1.LabelSelectorAsSelector(c.NodeTopology)
+		if err != nil {
+			return fmt.Errorf("read the capacity %s: %w", c.Name, err)
+		}
+		nodes := s.nodes
+		if value, one := selector.RequiresExactMatch(names.TopologyNode); one {
+			nodes = labelled[value]
+		}
+		for _, node := range nodes {
+			if !selector.Matches(labels.Set(node.Labels)) {
 				continue
 			}
-			offer := Capacity{Node: node.Name, StorageClass: c.StorageClassName, AvailableBytes: c.Capacity.Value(), LargestBytes: c.Capacity.Value()}
-			if c.MaximumVolumeSize != nil {
-				offer.LargestBytes = c.MaximumVolumeSize.Value()
+			if c.Annotations[names.AnnotationHeldBack] != "" {
+				s.heldBack[node.Name] = true
 			}
-			offers[c.StorageClassName] = offer
-		}
-		for _, pv := range s.volumes {
-			if why.Home(&pv) != node.Name {
+			if c.Capacity == nil {
 				continue
 			}
-			offer := offers[pv.Spec.StorageClassName]
-			offer.Node, offer.StorageClass = node.Name, pv.Spec.StorageClassName
-			size := pv.Spec.Capacity[corev1.ResourceStorage]
-			offer.UsedBytes += size.Value()
-			offers[pv.Spec.StorageClassName] = offer
-		}
-		for _, claim := range s.claims {
-			if claim.Annotations[volume.AnnSelectedNode] != node.Name {
-				continue
-			}
-			offer := offers[*claim.Spec.StorageClassName]
-			offer.Node, offer.StorageClass = node.Name, *claim.Spec.StorageClassName
-			request := claim.Spec.Resources.Requests[corev1.ResourceStorage]
-			offer.ReservedBytes += request.Value()
-			offers[offer.StorageClass] = offer
-		}
-		for _, class := range slices.Sorted(maps.Keys(offers)) {
-			result = append(result, offers[class])
+			offer(node.Name, c.StorageClassName, func(o *Capacity) {
+				o.AvailableBytes, o.LargestBytes = c.Capacity.Value(), c.Capacity.Value()
+				if c.MaximumVolumeSize != nil {
+					o.LargestBytes = c.MaximumVolumeSize.Value()
+				}
+			})
 		}
 	}
-	return result, nil
+	for _, pv := range s.volumes {
+		home := why.Home(&pv)
+		size := pv.Spec.Capacity[corev1.ResourceStorage]
+		offer(home, pv.Spec.StorageClassName, func(o *Capacity) { o.UsedBytes += size.Value() })
+		group, _, _ := strings.Cut(pv.Annotations[names.AnnotationVolumeGroup], "/")
+		if !slices.Contains(s.groups[home], group) {
+			s.groups[home] = append(s.groups[home], group)
+		}
+	}
+	for _, claim := range s.claims {
+		request := claim.Spec.Resources.Requests[corev1.ResourceStorage]
+		offer(claim.Annotations[volume.AnnSelectedNode], *claim.Spec.StorageClassName, func(o *Capacity) { o.ReservedBytes += request.Value() })
+	}
+	for node, of := range offers {
+		for _, class := range slices.Sorted(maps.Keys(of)) {
+			s.offers[node] = append(s.offers[node], of[class])
+		}
+	}
+	return nil
+}
+
+// capacity returns what each node offers, by node and class.
+func (s *snapshot) capacity() []Capacity {
+	var result []Capacity
+	for _, node := range s.nodes {
+		result = append(result, s.offers[node.Name]...)
+	}
+	return result
 }
 
 // whyNodes returns the nodes as the decision wants them.
-func (s *snapshot) whyNodes() ([]why.Node, error) {
-	capacities, err := s.capacity()
-	if err != nil {
-		return nil, err
-	}
+func (s *snapshot) whyNodes() []why.Node {
 	nodes := make([]why.Node, 0, len(s.nodes))
 	for _, node := range s.nodes {
 		agent, ok := s.agents[node.Name]
@@ -198,12 +229,12 @@ func (s *snapshot) whyNodes() ([]why.Node, error) {
 			Name: node.Name, Ready: nodeReady(&node), Unschedulable: node.Spec.Unschedulable,
 			AgentReady: ok && isReady(&agent), Registered: s.registered[node.Name], Largest: map[string]int64{},
 		}
-		for _, c := range capacities {
-			if c.Node == node.Name && c.LargestBytes > 0 {
+		for _, c := range s.offers[node.Name] {
+			if c.LargestBytes > 0 {
 				one.Largest[c.StorageClass] = c.LargestBytes
 			}
 		}
 		nodes = append(nodes, one)
 	}
-	return nodes, nil
+	return nodes
 }

@@ -8,13 +8,10 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/carve-csi/carve/api/conditions"
-	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/kubectl/why"
 )
 
@@ -27,11 +24,11 @@ const (
 // nodeSpace says how a node's device classes are, and why it offers no space. A node that is full,
 // or does not have its volume group yet, is as it should be; one whose group is lost or cannot be
 // used is not, whatever its other classes offer. The reports are the controller's.
-func (s *snapshot) nodeSpace(node why.Node, reports []classReport) (Check, error) {
+func (s *snapshot) nodeSpace(node why.Node, reports []classReport) Check {
 	name := "node " + node.Name
 	ask := "kubectl carve doctor --agents, which asks its agent why"
 	var messages, next []string
-	fault := s.heldBack(node.Name)
+	fault := s.heldBack[node.Name]
 	if fault {
 		messages = append(messages, "creating volumes fails there, and its capacity is held back for a while")
 		next = append(next, "kubectl describe node "+node.Name)
@@ -51,26 +48,20 @@ func (s *snapshot) nodeSpace(node why.Node, reports []classReport) (Check, error
 		if len(reports) > 0 {
 			next = append(next, nextOfCondition, ask)
 		}
-		return wrong(name, strings.Join(messages, "; "), strings.Join(next, "; ")), nil
+		return wrong(name, strings.Join(messages, "; "), strings.Join(next, "; "))
 	}
 	if len(messages) > 0 {
 		next = append(next, nextOfGroup)
 	}
 	if len(node.Largest) > 0 {
 		if len(messages) == 0 {
-			return passed(name), nil
+			return passed(name)
 		}
-		return note(name, strings.Join(messages, "; "), strings.Join(next, "; ")), nil
-	}
-	capacities, err := s.capacity()
-	if err != nil {
-		return Check{}, err
+		return note(name, strings.Join(messages, "; "), strings.Join(next, "; "))
 	}
 	var used, reserved int64
-	for _, c := range capacities {
-		if c.Node == node.Name {
-			used, reserved = used+c.UsedBytes, reserved+c.ReservedBytes
-		}
+	for _, c := range s.offers[node.Name] {
+		used, reserved = used+c.UsedBytes, reserved+c.ReservedBytes
 	}
 	switch {
 	case used+reserved > 0:
@@ -84,7 +75,7 @@ func (s *snapshot) nodeSpace(node why.Node, reports []classReport) (Check, error
 		messages = append(messages, "it offers no space, and has no volume: it lacks its volume group, or others use all of it")
 		next = append(next, ask)
 	}
-	return note(name, strings.Join(messages, "; "), strings.Join(next, "; ")), nil
+	return note(name, strings.Join(messages, "; "), strings.Join(next, "; "))
 }
 
 // Reasons of the controller's Events for device classes. Each of the first two is about a type of
@@ -159,20 +150,5 @@ const lostGroup = ". The node holds PersistentVolumes that lie in it"
 // lost reports whether a volume group that the message names, and that a node does not have, has
 // volumes there: it is not one that is to be made yet.
 func (s *snapshot) lost(node, message string) bool {
-	for _, pv := range s.volumes {
-		group, _, _ := strings.Cut(pv.Annotations[names.AnnotationVolumeGroup], "/")
-		if why.Home(&pv) == node && strings.Contains(message, strconv.Quote(group)) {
-			return true
-		}
-	}
-	return false
-}
-
-// heldBack reports whether the controller publishes no capacity of the node, because creating
-// volumes fails there.
-func (s *snapshot) heldBack(node string) bool {
-	return slices.ContainsFunc(s.capacities, func(c storagev1.CSIStorageCapacity) bool {
-		selector, err := metav1.LabelSelectorAsSelector(c.NodeTopology)
-		return err == nil && c.Annotations[names.AnnotationHeldBack] != "" && selector.Matches(labels.Set{names.TopologyNode: node})
-	})
+	return slices.ContainsFunc(s.groups[node], func(group string) bool { return strings.Contains(message, strconv.Quote(group)) })
 }
