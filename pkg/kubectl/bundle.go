@@ -5,10 +5,12 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -20,23 +22,30 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// logBytes bounds the log of one container.
-const logBytes = int64(8 << 20)
+// logBytes bounds the log of one container, allLogBytes those of all.
+const (
+	logBytes    = int64(8 << 20)
+	allLogBytes = int64(1 << 30)
+)
+
+// ErrIncomplete is the error of support-bundle when the archive was written, but lacks something.
+var ErrIncomplete = errors.New("could not be read: see not-read.txt in the archive")
 
 func (p *plugin) bundleCommand() *cobra.Command {
-	var file string
+	var file, node string
 	command := &cobra.Command{
 		Use: "support-bundle", Short: "Write what helps to find a fault into an archive, without secrets", Args: cobra.NoArgs,
 		Long: "Writes Carve's objects, its Pods' logs, the Events and what doctor says into an archive. Secrets are not read. Of Pods, claims and volumes " +
 			"only Carve's are taken; values of environment variables, annotations of kubectl, tokens, keys and certificates are blacked out. Look into it " +
 			"before you hand it on: names of nodes, namespaces and claims are in it.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return p.do(cmd.Context(), func(ctx context.Context, client kubernetes.Interface, _ run) error {
+			return p.doWithin(cmd.Context(), bundleTimeout, func(ctx context.Context, client kubernetes.Interface, _ run) error {
 				output, err := os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 				if err != nil {
 					return fmt.Errorf("write the archive: %w", err)
 				}
-				if err := p.bundle(ctx, client, output); err != nil {
+				unread, err := p.bundle(ctx, client, output, node)
+				if err != nil {
 					_ = output.Close()
 					_ = os.Remove(file)
 					return err
@@ -44,36 +53,40 @@ func (p *plugin) bundleCommand() *cobra.Command {
 				if err := output.Close(); err != nil {
 					return fmt.Errorf("write the archive: %w", err)
 				}
-				_, err = fmt.Fprintln(cmd.OutOrStdout(), "wrote", file)
-				return err
+				fmt.Fprintln(cmd.OutOrStdout(), "wrote", file)
+				if unread > 0 {
+					return fmt.Errorf("%d parts %w", unread, ErrIncomplete)
+				}
+				return nil
 			})
 		},
 	}
 	command.Flags().StringVar(&file, "file", "carve-support.tar.gz", "the archive; it must not exist")
+	command.Flags().StringVar(&node, "node", "", "of the agents' logs, those of this node only")
 	return command
 }
 
-// bundle writes the archive. What cannot be read is noted in it, and is no error: an
-// installation that has a fault is what it is for.
-func (p *plugin) bundle(ctx context.Context, client kubernetes.Interface, output io.Writer) error {
+// bundle writes the archive, and returns how many parts could not be read, which are noted in it:
+// an installation that has a fault is what it is for. What helps most comes first, for there may be
+// too many volumes and logs for the time.
+func (p *plugin) bundle(ctx context.Context, client kubernetes.Interface, output io.Writer, node string) (unread int, err error) {
 	a := newArchive(output, p.now())
+	a.add("version.txt", []byte("kubectl carve "+p.version+"\n"), nil)
 	s, err := p.read(ctx, client)
-	if err != nil {
-		fmt.Fprintln(&a.failed, err)
-		s = &snapshot{}
-	}
-	a.addSnapshot(ctx, client, s)
-	a.addPods(ctx, client, p.carve)
-	reported, err := client.CoreV1().Events(p.carve).List(ctx, metav1.ListOptions{})
-	a.addObject("events.yaml", reported, err)
-	checks, err := p.doctor(ctx, client)
 	var text []byte
-	if err == nil {
+	if err != nil {
+		s = &snapshot{}
+	} else if checks, failed := p.checks(ctx, client, s); failed != nil {
+		err = failed
+	} else {
 		text, err = yaml.Marshal(checks)
 	}
 	a.add("doctor.yaml", text, err)
-	a.add("version.txt", []byte("kubectl carve "+p.version+"\n"), nil)
-	return a.close()
+	reported, err := client.CoreV1().Events(p.carve).List(ctx, metav1.ListOptions{})
+	a.addObject("events.yaml", reported, err)
+	a.addPods(ctx, client, p.carve, node)
+	a.addSnapshot(s)
+	return a.unread, a.close()
 }
 
 // archive is a compressed one that is being written.
@@ -83,6 +96,8 @@ type archive struct {
 	made    time.Time
 	// failed has a line for each part that could not be read, err the first failure to write.
 	failed bytes.Buffer
+	unread int
+	logs   int64 // Bytes of them so far.
 	err    error
 }
 
@@ -94,6 +109,7 @@ func newArchive(output io.Writer, now time.Time) *archive {
 // add adds a file, or notes why it could not be read.
 func (a *archive) add(name string, content []byte, err error) {
 	if err != nil {
+		a.unread++
 		fmt.Fprintf(&a.failed, "%s: %v\n", name, err)
 		return
 	}
@@ -117,16 +133,15 @@ func (a *archive) addObject(name string, value runtime.Object, err error) {
 }
 
 // addSnapshot adds the nodes, and the volumes with their claims, classes and capacity.
-func (a *archive) addSnapshot(ctx context.Context, client kubernetes.Interface, s *snapshot) {
+func (a *archive) addSnapshot(s *snapshot) {
 	for _, node := range s.nodes {
 		a.addObject("nodes/"+node.Name+".yaml", &node, nil)
 	}
 	for _, pv := range s.volumes {
 		a.addObject("volumes/"+pv.Name+".yaml", &pv, nil)
-		if ref := pv.Spec.ClaimRef; ref != nil {
-			claim, err := client.CoreV1().PersistentVolumeClaims(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
-			a.addObject("claims/"+ref.Namespace+"/"+ref.Name+".yaml", claim, err)
-		}
+	}
+	for _, claim := range s.bound {
+		a.addObject("claims/"+claim.Namespace+"/"+claim.Name+".yaml", &claim, nil)
 	}
 	for _, class := range s.classes {
 		a.addObject("classes/"+class.Name+".yaml", &class, nil)
@@ -136,16 +151,35 @@ func (a *archive) addSnapshot(ctx context.Context, client kubernetes.Interface, 
 	}
 }
 
-// addPods adds Carve's Pods, and the logs of their containers.
-func (a *archive) addPods(ctx context.Context, client kubernetes.Interface, namespace string) {
+// addPods adds Carve's Pods, and the logs of their containers: of agents those of a node, or of all
+// where it is empty. The agents' come last, of which there are many.
+func (a *archive) addPods(ctx context.Context, client kubernetes.Interface, namespace, node string) {
 	pods, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		a.add("pods", nil, err)
 		return
 	}
+	agent := func(pod corev1.Pod) bool { return pod.Labels[labelName] == nameAgent }
+	slices.SortStableFunc(pods.Items, func(x, y corev1.Pod) int {
+		switch {
+		case agent(x) == agent(y):
+			return 0
+		case agent(x):
+			return 1
+		}
+		return -1
+	})
 	for _, pod := range pods.Items {
 		a.addObject("pods/"+pod.Name+".yaml", &pod, nil)
+	}
+	for _, pod := range pods.Items {
+		if agent(pod) && node != "" && nodeOf(&pod) != node {
+			continue
+		}
 		for _, container := range pod.Spec.Containers {
+			if !started(&pod, container.Name) {
+				continue
+			}
 			name := "logs/" + pod.Name + "/" + container.Name
 			a.addLog(ctx, client, &pod, container.Name, false, name+".log")
 			if restarted(&pod, container.Name) {
@@ -157,10 +191,15 @@ func (a *archive) addPods(ctx context.Context, client kubernetes.Interface, name
 
 // addLog adds the log of a container, or of its previous run.
 func (a *archive) addLog(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, container string, previous bool, name string) {
+	if a.logs >= allLogBytes {
+		a.add(name, nil, errors.New("the logs before it take too much; choose a node with --node"))
+		return
+	}
 	limit := logBytes
 	text, err := client.CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, &corev1.PodLogOptions{
 		Container: container, Previous: previous, LimitBytes: &limit, Timestamps: true,
 	}).DoRaw(ctx)
+	a.logs += int64(len(text))
 	a.add(name, text, err)
 }
 
@@ -176,6 +215,14 @@ func (a *archive) close() error {
 		return fmt.Errorf("write the archive: %w", a.err)
 	}
 	return nil
+}
+
+// started reports whether a container has run and so may have a log.
+func started(pod *corev1.Pod, container string) bool {
+	waits := slices.ContainsFunc(pod.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {
+		return s.Name == container && s.State.Waiting != nil && s.LastTerminationState.Terminated == nil
+	})
+	return pod.Spec.NodeName != "" && !waits
 }
 
 func restarted(pod *corev1.Pod, container string) bool {

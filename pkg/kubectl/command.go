@@ -19,8 +19,11 @@ import (
 	"github.com/carve-csi/carve/api/names"
 )
 
-// timeout bounds a whole command.
-const timeout = 2 * time.Minute
+// timeout bounds a whole command; support-bundle reads the logs of all agents.
+const (
+	timeout       = 2 * time.Minute
+	bundleTimeout = 10 * time.Minute
+)
 
 // ErrUnhealthy is the error of doctor and status when something is not as it should be.
 var ErrUnhealthy = errors.New("something is not as it should be")
@@ -89,6 +92,11 @@ func (p *plugin) command() *cobra.Command {
 
 // do connects, bounds the time and runs f.
 func (p *plugin) do(ctx context.Context, f func(context.Context, kubernetes.Interface, run) error) error {
+	return p.doWithin(ctx, timeout, f)
+}
+
+// doWithin is do with a bound of the command's own.
+func (p *plugin) doWithin(ctx context.Context, timeout time.Duration, f func(context.Context, kubernetes.Interface, run) error) error {
 	switch p.output {
 	case "", "json", "yaml":
 	default:

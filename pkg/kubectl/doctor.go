@@ -118,6 +118,11 @@ func (p *plugin) doctor(ctx context.Context, client kubernetes.Interface) ([]Che
 	if err != nil {
 		return nil, err
 	}
+	return p.checks(ctx, client, s)
+}
+
+// checks makes the checks of doctor with a snapshot.
+func (p *plugin) checks(ctx context.Context, client kubernetes.Interface, s *snapshot) ([]Check, error) {
 	var checks []Check
 	check := func(name, problem, next string) { checks = append(checks, checked(name, problem, next)) }
 	problem := ""

@@ -12,6 +12,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/component-helpers/storage/volume"
 
@@ -36,6 +37,7 @@ type snapshot struct {
 	classes    map[string]storagev1.StorageClass // Carve's, by name.
 	capacities []storagev1.CSIStorageCapacity
 	claims     []corev1.PersistentVolumeClaim // Of Carve's classes, without a volume.
+	bound      []corev1.PersistentVolumeClaim // Those that Carve's volumes name.
 
 	// What follows is made of the above once, by node: clusters have thousands of nodes.
 	offers   map[string][]Capacity // By class in each.
@@ -98,7 +100,16 @@ func (p *plugin) read(ctx context.Context, client kubernetes.Interface) (*snapsh
 	if err != nil {
 		return nil, fmt.Errorf("list the claims: %w", err)
 	}
+	named := map[types.NamespacedName]bool{}
+	for _, pv := range s.volumes {
+		if ref := pv.Spec.ClaimRef; ref != nil {
+			named[types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}] = true
+		}
+	}
 	for _, claim := range claims.Items {
+		if named[types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}] {
+			s.bound = append(s.bound, claim)
+		}
 		if class := claim.Spec.StorageClassName; claim.Spec.VolumeName == "" && class != nil {
 			if _, ours := s.classes[*class]; ours {
 				s.claims = append(s.claims, claim)
