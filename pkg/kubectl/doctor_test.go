@@ -126,23 +126,38 @@ func TestDoctorFindsWhatOneOfSeveralClassesHas(t *testing.T) {
 		events [][2]string
 		level  string
 		want   []string
+		// unnamed says that no StorageClass names a device class, and space that those which do have space.
+		unnamed, space bool
 	}{
-		"an unusable class beside one with space": {[][2]string{{notUsable, noPool}}, "WRONG", []string{"PoolFailed", "docs/reference/conditions.md", "--agents"}},
-		"an unhealthy class":                      {[][2]string{{unhealthy, high}}, "WRONG", []string{"PoolDataHigh"}},
-		"a message that client-go combined":       {[][2]string{{unhealthy, "(combined from similar events): " + high}}, "WRONG", []string{"PoolDataHigh"}},
-		"a class without its group yet":           {[][2]string{{notUsable, strings.ReplaceAll(noGroup, `"carve"`, `"more"`)}}, "note", []string{"VolumeGroupMissing", "vgcreate"}},
-		"another class that is usable again": {[][2]string{{notUsable, noPool}, {ends, "volumes can be made in device class local again"}},
-			"WRONG", []string{"PoolFailed"}},
-		"one of two classes that is usable again": {[][2]string{{notUsable, both}, {ends, usable}}, "WRONG", []string{"fast, thin: NotResponding"}},
-		"both that are": {[][2]string{{notUsable, both}, {ends, usable}, {ends, "volumes can be made in device class fast again"}}, "ok", nil},
-		"a class that is usable again, and unhealthy":       {[][2]string{{unhealthy, high}, {notUsable, noPool}, {ends, usable}}, "WRONG", []string{"PoolDataHigh"}},
-		"a class that recovered":                            {[][2]string{{unhealthy, high}, {recovered, "device class thin has this no more: PoolDataHigh, PoolFull"}}, "ok", nil},
-		"a class that recovered from something else":        {[][2]string{{unhealthy, high}, {recovered, "device class thin has this no more: PoolFull"}}, "WRONG", []string{"PoolDataHigh"}},
-		"an unhealthy class that was unusable, and is well": {[][2]string{{unhealthy, "device class thin: PoolFailed: m"}, {notUsable, noPool}, {ends, usable}}, "ok", nil},
-		"a class that is unusable once more":                {[][2]string{{notUsable, noPool}, {ends, usable}, {notUsable, noPool}}, "WRONG", []string{"PoolFailed"}},
+		"a class with space, of which no end was reported":           {events: [][2]string{{notUsable, noPool}}, space: true, level: "ok"},
+		"the default class with space, of which no end was reported": {events: [][2]string{{notUsable, noPool}}, unnamed: true, level: "ok"},
+		"a class with space that is unhealthy":                       {events: [][2]string{{unhealthy, high}}, space: true, level: "WRONG", want: []string{"PoolDataHigh"}},
+		"an unusable class beside one with space":                    {events: [][2]string{{notUsable, noPool}}, level: "WRONG", want: []string{"PoolFailed", "docs/reference/conditions.md", "--agents"}},
+		"an unhealthy class":                                         {events: [][2]string{{unhealthy, high}}, level: "WRONG", want: []string{"PoolDataHigh"}},
+		"a message that client-go combined":                          {events: [][2]string{{unhealthy, "(combined from similar events): " + high}}, level: "WRONG", want: []string{"PoolDataHigh"}},
+		"a class without its group yet":                              {events: [][2]string{{notUsable, strings.ReplaceAll(noGroup, `"carve"`, `"more"`)}}, level: "note", want: []string{"VolumeGroupMissing", "vgcreate"}},
+		"another class that is usable again": {events: [][2]string{{notUsable, noPool}, {ends, "volumes can be made in device class local again"}},
+			level: "WRONG", want: []string{"PoolFailed"}},
+		"one of two classes that is usable again": {events: [][2]string{{notUsable, both}, {ends, usable}}, level: "WRONG", want: []string{"fast, thin: NotResponding"}},
+		"both that are": {events: [][2]string{{notUsable, both}, {ends, usable}, {ends, "volumes can be made in device class fast again"}}, level: "ok"},
+		"a class that is usable again, and unhealthy":       {events: [][2]string{{unhealthy, high}, {notUsable, noPool}, {ends, usable}}, level: "WRONG", want: []string{"PoolDataHigh"}},
+		"a class that recovered":                            {events: [][2]string{{unhealthy, high}, {recovered, "device class thin has this no more: PoolDataHigh, PoolFull"}}, level: "ok"},
+		"a class that recovered from something else":        {events: [][2]string{{unhealthy, high}, {recovered, "device class thin has this no more: PoolFull"}}, level: "WRONG", want: []string{"PoolDataHigh"}},
+		"an unhealthy class that was unusable, and is well": {events: [][2]string{{unhealthy, "device class thin: PoolFailed: m"}, {notUsable, noPool}, {ends, usable}}, level: "ok"},
+		"a class that is unusable once more":                {events: [][2]string{{notUsable, noPool}, {ends, usable}, {notUsable, noPool}}, level: "WRONG", want: []string{"PoolFailed"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := call(t, append(objects(), onNode("n1", test.events...)...), nil, "doctor")
+			list := append(objects(), onNode("n1", test.events...)...)
+			for _, class := range []string{"local", "fast", "thin"} {
+				if !test.unnamed {
+					list = append(list, &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: names.Driver,
+						Parameters: map[string]string{names.ParamDeviceClass: class}})
+				}
+				if test.space {
+					list = append(list, capacityOf("n1", class))
+				}
+			}
+			got, err := call(t, list, nil, "doctor")
 			words := strings.Join(strings.Fields(got), " ")
 			if !strings.Contains(words, test.level+" node n1") || !containsAll(words, test.want) || errors.Is(err, ErrUnhealthy) != (test.level == "WRONG") {
 				t.Errorf("want %s with %q, got %v\n%s", test.level, test.want, err, got)

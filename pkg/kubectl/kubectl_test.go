@@ -34,7 +34,7 @@ var today = time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 
 // objects are those of a cluster that is well: two nodes, a volume on one of them.
 func objects() []runtime.Object {
-	one, ten, twenty := resource.MustParse("1Gi"), resource.MustParse("10Gi"), resource.MustParse("20Gi")
+	ten, twenty := resource.MustParse("10Gi"), resource.MustParse("20Gi")
 	list := []runtime.Object{
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kube-system", UID: "this-cluster"}},
 		&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: names.Driver}},
@@ -72,13 +72,19 @@ func objects() []runtime.Object {
 					NodeInfo: corev1.NodeSystemInfo{KernelVersion: "6.12.43-amd64"}}},
 			&storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: names.Driver}}}},
 			pod("carve-system", "carve-node-"+name, "carve-node", name),
-			&storagev1.CSIStorageCapacity{
-				ObjectMeta: metav1.ObjectMeta{Namespace: "carve-system", Name: name}, StorageClassName: "carve",
-				NodeTopology: &metav1.LabelSelector{MatchLabels: map[string]string{names.TopologyNode: name}},
-				Capacity:     &twenty, MaximumVolumeSize: &one,
-			})
+			capacityOf(name, "carve"))
 	}
 	return list
+}
+
+// capacityOf is what a node offers of a StorageClass; the object of the class carve has the node's name.
+func capacityOf(node, class string) *storagev1.CSIStorageCapacity {
+	one, twenty := resource.MustParse("1Gi"), resource.MustParse("20Gi")
+	return &storagev1.CSIStorageCapacity{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "carve-system", Name: strings.TrimSuffix(node+"-"+class, "-carve")}, StorageClassName: class,
+		NodeTopology: &metav1.LabelSelector{MatchLabels: map[string]string{names.TopologyNode: node}},
+		Capacity:     &twenty, MaximumVolumeSize: &one,
+	}
 }
 
 func workload(name, app string) metav1.ObjectMeta {

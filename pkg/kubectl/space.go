@@ -3,15 +3,18 @@ package kubectl
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/carve-csi/carve/api/conditions"
+	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/kubectl/why"
 )
 
@@ -33,6 +36,7 @@ func (s *snapshot) nodeSpace(node why.Node, reports []classReport) Check {
 		messages = append(messages, "creating volumes fails there, and its capacity is held back for a while")
 		next = append(next, "kubectl describe node "+node.Name)
 	}
+	reports = slices.DeleteFunc(reports, func(r classReport) bool { return r.reason == classUnusable && s.hasSpaceIn(node, r.class) })
 	for _, r := range reports {
 		switch {
 		case r.kind != conditions.VolumeGroupMissing:
@@ -142,6 +146,22 @@ func classesOf(reason, message string) (classes []string, kind string) {
 		return []string{class}, kinds
 	}
 	return nil, ""
+}
+
+// hasSpaceIn reports whether a node offers space in a device class. It was usable at the last report then,
+// though no Event says so: the controller that reported it unusable may have ended, or the node was given
+// another configuration. A device class that no StorageClass names may be the default.
+func (s *snapshot) hasSpaceIn(node why.Node, class string) bool {
+	isNamed := func(c storagev1.StorageClass) bool { return c.Parameters[names.ParamDeviceClass] == class }
+	if !slices.ContainsFunc(slices.Collect(maps.Values(s.classes)), isNamed) {
+		class = ""
+	}
+	for name, c := range s.classes {
+		if isNamed(c) && node.Largest[name] > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // lostGroup follows the message of a volume group that is missing, on a node with volumes in it.
