@@ -68,13 +68,21 @@ func TestOurSchedulerMayWriteOnlyWhatItHasTo(t *testing.T) {
 			return err
 		})
 	}
-	updatePhase := func(name string, phase v1.PodPhase) error {
+	updateStatus := func(name string, change func(*v1.Pod)) error {
 		return untilWritten(func() error {
 			pod := must.Get(client.CoreV1().Pods(ours).Get(t.Context(), name, metav1.GetOptions{}))(t)
-			pod.Status.Phase = phase
+			change(pod)
 			_, err := limited.CoreV1().Pods(ours).UpdateStatus(t.Context(), pod, metav1.UpdateOptions{})
 			return err
 		})
+	}
+	updatePhase := func(name string, phase v1.PodPhase) error {
+		return updateStatus(name, func(pod *v1.Pod) { pod.Status.Phase = phase })
+	}
+	condition := func(kind v1.PodConditionType) func(*v1.Pod) {
+		return func(pod *v1.Pod) {
+			pod.Status.Conditions = append(pod.Status.Conditions, v1.PodCondition{Type: kind, Status: v1.ConditionFalse, Reason: "Probe"})
+		}
 	}
 	give := func(claim string) func(*v1.PersistentVolume) {
 		return func(pv *v1.PersistentVolume) {
@@ -108,7 +116,28 @@ func TestOurSchedulerMayWriteOnlyWhatItHasTo(t *testing.T) {
 		"label claims":               patchClaimAs(limited, "wanted", `{"metadata":{"labels":{"probe":"x"}}}`),
 		"take volumes from claims":   updateVolume("taken", give("wanted")),
 		"resize volumes":             updateVolume("unclaimed", resized),
-		"end Pods by their status":   updatePhase("victim", v1.PodFailed),
+		"mount volumes otherwise": updateVolume("unclaimed", func(pv *v1.PersistentVolume) {
+			give("wanted")(pv)
+			pv.Spec.MountOptions = []string{"suid"}
+		}),
+		"let more Pods write to volumes": updateVolume("unclaimed", func(pv *v1.PersistentVolume) {
+			give("wanted")(pv)
+			pv.Spec.AccessModes = append(pv.Spec.AccessModes, v1.ReadWriteMany)
+		}),
+		"annotate volumes": updateVolume("unclaimed", func(pv *v1.PersistentVolume) {
+			give("wanted")(pv)
+			pv.Annotations = map[string]string{"probe": "x"}
+		}),
+		"have volumes deleted with others": updateVolume("unclaimed", func(pv *v1.PersistentVolume) {
+			give("wanted")(pv)
+			pv.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Namespace", Name: ours, UID: "uid"}}
+		}),
+		"end Pods by their status": updatePhase("victim", v1.PodFailed),
+		"give Pods addresses": updateStatus("victim", func(pod *v1.Pod) {
+			pod.Status.PodIP, pod.Status.PodIPs = "10.0.0.1", []v1.PodIP{{IP: "10.0.0.1"}}
+		}),
+		"say that Pods are ready":       updateStatus("victim", condition(v1.PodReady)),
+		"annotate Pods by their status": updateStatus("victim", func(pod *v1.Pod) { pod.Annotations = map[string]string{"probe": "x"} }),
 	} {
 		if !isDenied(err) {
 			t.Errorf("the scheduler may %s: %v", what, err)
@@ -118,8 +147,14 @@ func TestOurSchedulerMayWriteOnlyWhatItHasTo(t *testing.T) {
 		"bind a Pod":                 bind("bound-well", nil),
 		"select a node for a claim":  patchClaimAs(limited, "wanted", `{"metadata":{"annotations":{"`+volume.AnnSelectedNode+`":"n1"}}}`),
 		"select another node for it": patchClaimAs(limited, "wanted", `{"metadata":{"annotations":{"`+volume.AnnSelectedNode+`":"n2"}}}`),
-		"give a volume to a claim":   updateVolume("unclaimed", give("wanted")),
-		"preempt a Pod":              limited.CoreV1().Pods(ours).Delete(t.Context(), "victim", metav1.DeleteOptions{}),
+		"give a volume to a claim": updateVolume("unclaimed", func(pv *v1.PersistentVolume) {
+			give("wanted")(pv)
+			pv.Annotations = map[string]string{volume.AnnBoundByController: "yes"}
+		}),
+		"say that a Pod is not scheduled": updateStatus("victim", condition(v1.PodScheduled)),
+		"say why a Pod is preempted":      updateStatus("victim", condition(v1.DisruptionTarget)),
+		"nominate a node for a Pod":       updateStatus("victim", func(pod *v1.Pod) { pod.Status.NominatedNodeName = "n1" }),
+		"preempt a Pod":                   limited.CoreV1().Pods(ours).Delete(t.Context(), "victim", metav1.DeleteOptions{}),
 	} {
 		if err != nil {
 			t.Errorf("the scheduler may not %s: %v", what, err)
