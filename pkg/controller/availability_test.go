@@ -63,7 +63,7 @@ func TestANodeThatIsAwayHasNoCapacityUntilItIsBack(t *testing.T) {
 	waittest.Until(t, "n1 is published", h.capacityIs("n1", gib))
 	h.cutOff("n1")
 	waittest.Until(t, "no capacity is published for n1", h.capacityIs("n1", 0))
-	if n := h.c.core.available.Count(cluster.CauseAway); n != 1 {
+	if n := len(h.c.core.available.HeldBack(cluster.CauseAway)); n != 1 {
 		t.Errorf("%v nodes are held back because they are away", n)
 	}
 	if err := h.c.core.ledger.Fit("n1", []scheduler.Demand{{Claim: "c", Volume: "pvc-c", Bytes: mib}}); err == nil {
@@ -74,7 +74,7 @@ func TestANodeThatIsAwayHasNoCapacityUntilItIsBack(t *testing.T) {
 	if n := deletes.Load(); n != 0 {
 		t.Errorf("its object was deleted %d times", n)
 	}
-	if n := h.c.core.available.Count(cluster.CauseAway); n != 0 {
+	if n := len(h.c.core.available.HeldBack(cluster.CauseAway)); n != 0 {
 		t.Errorf("%v nodes are still held back", n)
 	}
 }
@@ -138,7 +138,7 @@ func TestANodeOnWhichCreatesFailIsNotOfferedAgainAtOnce(t *testing.T) {
 				t.Fatalf("published %v when the claim was released", h.capacity("n1").Capacity)
 			}
 			h.event(cluster.ReasonHeldBack, "local", "lvcreate failed")
-			if n := h.c.core.available.Count(cluster.CauseFailing); n != 1 {
+			if n := len(h.c.core.available.HeldBack(cluster.CauseFailing)); n != 1 {
 				t.Errorf("%v nodes are held back for failures", n)
 			}
 			failing.Store(false)
@@ -172,7 +172,7 @@ func TestWhatIsNotTheNodesFaultHoldsNothingBack(t *testing.T) {
 		h.claim(name, "n1", nil)
 		waittest.Until(t, "the claim is released", h.unselected(name))
 	}
-	if n := h.c.core.available.Count(cluster.CauseFailing); n != 0 {
+	if n := len(h.c.core.available.HeldBack(cluster.CauseFailing)); n != 0 {
 		t.Errorf("%v nodes are held back", n)
 	}
 	waittest.Until(t, "n1 is published", h.capacityIs("n1", gib))
@@ -192,7 +192,7 @@ func TestAClaimThatFailsEverywhereHoldsOneNodeBack(t *testing.T) {
 		h.selectNode("c", name)
 		waittest.Until(t, "the claim is released", h.unselected("c"))
 	}
-	if n := h.c.core.available.Count(cluster.CauseFailing); n != 1 {
+	if n := len(h.c.core.available.HeldBack(cluster.CauseFailing)); n != 1 {
 		t.Errorf("%v nodes are held back", n)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -105,6 +106,7 @@ type Controller struct {
 	// all watches the cluster, own only our capacity objects.
 	all, own informers.SharedInformerFactory
 
+	agents    *trust.Agents
 	lease     *lease
 	naming    *naming
 	listening atomic.Bool
@@ -162,12 +164,16 @@ func New(o Options) (*Controller, error) {
 		Cluster: known, identity: provision.NewIdentity(time.Now()),
 		ledger: scheduler.NewLedger(time.Now), ids: cluster.NewIDs(known),
 	}
+	if c.agents, err = trust.NewAgents(o.Client, o.Namespace, o.NodeServiceAccount); err != nil {
+		return nil, err
+	}
+	c.core.MayHaveAgent = c.agents.MayBeOn
 	c.core.available = c.newAvailability()
 	c.core.metrics = newMetrics(o.Registerer,
 		func() float64 { return float64(c.core.Fleet.Connected()) },
 		func() float64 { return float64(c.core.Fleet.Refused()) },
 		func() float64 { return float64(c.core.ledger.Reservations()) },
-		c.core.available.Count)
+		c.heldBack)
 	if err := c.followHolds(); err != nil {
 		return nil, err
 	}
@@ -199,11 +205,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	c.core.owner.Start(ctx.Done())
 
 	group, ctx := errgroup.WithContext(ctx)
-	agents, err := trust.NewAgents(c.o.Client, c.o.Namespace, c.o.NodeServiceAccount)
-	if err != nil {
-		return err
-	}
-	group.Go(func() error { agents.Run(ctx); return nil })
+	group.Go(func() error { c.agents.Run(ctx); return nil })
 	group.Go(func() error { return c.naming.run(ctx) })
 	store := trust.NewStore(c.o.Client, c.o.Namespace, c.o.UplinkHost, c.o.Log)
 	trusted := make(chan struct{})
@@ -218,7 +220,7 @@ func (c *Controller) Run(ctx context.Context) error {
 		// The uplinks are closed after the lease was released: that takes seconds for thousands of them.
 		serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 		defer stop()
-		group.Go(func() error { return c.serveUplink(serving, lis, store, agents) })
+		group.Go(func() error { return c.serveUplink(serving, lis, store) })
 		if c.o.CSISocket != "" {
 			group.Go(func() error { return c.serveCSI(ctx) })
 		}
@@ -250,12 +252,12 @@ func (c *Controller) findClusterID(ctx context.Context) {
 // agentsTimeout bounds how long nodes wait for their agents' addresses to be known.
 const agentsTimeout = 10 * time.Second
 
-func (c *Controller) serveUplink(ctx context.Context, lis net.Listener, store *trust.Store, agents *trust.Agents) error {
+func (c *Controller) serveUplink(ctx context.Context, lis net.Listener, store *trust.Store) error {
 	// After a restart all nodes dial at once, beside any Pod that does: places are kept for those that
 	// are known.
 	waiting, stop := context.WithTimeout(ctx, agentsTimeout)
 	defer stop()
-	if !cache.WaitForCacheSync(waiting.Done(), agents.Synced) && ctx.Err() == nil {
+	if !cache.WaitForCacheSync(waiting.Done(), c.agents.Synced) && ctx.Err() == nil {
 		c.o.Log.Warn("the addresses of the node agents are not known yet, no places are kept for nodes that dial")
 	}
 	server := uplink.NewServer(uplink.ServerConfig{
@@ -265,7 +267,7 @@ func (c *Controller) serveUplink(ctx context.Context, lis net.Listener, store *t
 			c.core.Fleet.Add(s)
 			c.naming.connected(s.Node())
 		},
-		Known:    agents.Known,
+		Known:    c.agents.Known,
 		OnReject: func(reason string) { c.core.metrics.uplinkRejections.WithLabelValues(reason).Inc() },
 		Log:      c.o.Log,
 	})
@@ -340,13 +342,24 @@ func reportOf(view *fleet.View) scheduler.NodeReport {
 	return report
 }
 
-// forgetGoneNodes drops what is known of nodes that are gone.
+// forgetGoneNodes drops what is known of nodes that are gone, and what is published for those that are to have
+// no agent any more.
 func (c *Controller) forgetGoneNodes(ctx context.Context) {
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		if c.core.Synced() {
 			c.forgetNodes(ctx)
 		}
 	}, time.Minute)
+}
+
+// heldBack returns how many nodes are held back for a cause. One that is to have no agent is not: nothing is
+// published for it.
+func (c *Controller) heldBack(cause string) float64 {
+	nodes := c.core.available.HeldBack(cause)
+	if cause == cluster.CauseAway {
+		nodes = slices.DeleteFunc(nodes, c.core.Retired)
+	}
+	return float64(len(nodes))
 }
 
 // forgetNodes looks at every node once.
@@ -359,4 +372,11 @@ func (c *Controller) forgetNodes(ctx context.Context) {
 			c.core.Fleet.Forget(view.Node)
 		}
 	}
+	if a := c.acting.Load(); a != nil {
+		a.publisher.RemoveRetired()
+	}
+	c.core.Agentless.Retain(c.core.Now(), func(node string) bool {
+		_, err := c.core.NodeLister.Get(node)
+		return err == nil
+	})
 }

@@ -112,7 +112,7 @@ func TestNodesThatAreDownAreHeldBackWhenNoOthersComeBackAfterARestart(t *testing
 		waittest.Until(t, "the condition of "+node+" is unknown", func() bool { _, local := r.nodeConditions(node); return local.Status == v1.ConditionUnknown })
 	}
 	r.wantDisruptions(1, 1)
-	if n, held := r.writes.Load(), r.c.core.available.Count(cluster.CauseAway); n != 4 || held != 2 {
+	if n, held := r.writes.Load(), len(r.c.core.available.HeldBack(cluster.CauseAway)); n != 4 || held != 2 {
 		t.Errorf("capacity and Nodes were written %d times, and %v nodes are held back; want 4 and 2", n, held)
 	}
 }

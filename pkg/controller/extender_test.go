@@ -190,7 +190,7 @@ func TestAReplicaThatDoesNotLeadKnowsWhatClaimsWillTake(t *testing.T) {
 	h.change("n1", func(c *storagev1.CSIStorageCapacity) {
 		metav1.SetMetaDataAnnotation(&c.ObjectMeta, names.AnnotationHeldBack, h.c.core.Now().Add(time.Hour).Format(time.RFC3339Nano))
 	})
-	waittest.Until(h.t, "it holds n1 back as the next leader does", func() bool { return h.c.core.available.Count(cluster.CauseFailing) == 1 })
+	waittest.Until(h.t, "it holds n1 back as the next leader does", func() bool { return len(h.c.core.available.HeldBack(cluster.CauseFailing)) == 1 })
 }
 
 // servingPair writes a key pair for 127.0.0.1, and returns a client that trusts it.

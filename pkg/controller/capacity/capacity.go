@@ -191,6 +191,15 @@ func (p *Publisher) classChanged(class *storagev1.StorageClass) {
 	}
 }
 
+// RemoveRetired removes what is published for nodes that are to have no agent any more.
+func (p *Publisher) RemoveRetired() {
+	for _, c := range cluster.List(p.Capacities) {
+		if node := TopologyNode(c); node != "" && p.Retired(node) {
+			p.objectChanged(c)
+		}
+	}
+}
+
 // allChanged looks again at all objects.
 func (p *Publisher) allChanged() {
 	for _, view := range p.Fleet.Views() {
@@ -244,7 +253,7 @@ const (
 // desired decides what should be published. It takes away only what is
 // certainly gone: a node that is merely disconnected keeps its object, for
 // without one it could not be scheduled to. One that is out of service has none
-// until its taint is taken away.
+// until its taint is taken away, and one that is to have no agent until one connects.
 func (p *Publisher) desired(ctx context.Context, key Key) (desired, scheduler.FreeSpace, error) {
 	class, ours := p.OurClass(key.Class)
 	if !ours || p.Withdraw {
@@ -263,7 +272,7 @@ func (p *Publisher) desired(ctx context.Context, key Key) (desired, scheduler.Fr
 		return keep, scheduler.FreeSpace{}, err
 	}
 	view, ok := p.Fleet.View(key.Node)
-	if gone {
+	if gone || (ok || p.current(key.ObjectName()) != nil) && p.Retired(key.Node) {
 		if !ok {
 			p.Available.Forget(key.Node)
 		}

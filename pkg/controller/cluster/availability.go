@@ -326,12 +326,11 @@ func (a *Availability) Adopt(node, class string, until time.Time) {
 	a.holdUntil(node, class, s.classes[class], until, min(left, a.Most))
 }
 
-// Count returns how many nodes are held back for a cause.
-func (a *Availability) Count(cause string) float64 {
+// HeldBack returns the nodes that are held back for a cause.
+func (a *Availability) HeldBack(cause string) (nodes []string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	nodes := 0.
-	for _, s := range a.nodes {
+	for node, s := range a.nodes {
 		is := s.presence == held
 		if cause == CauseFailing {
 			is = false
@@ -340,7 +339,7 @@ func (a *Availability) Count(cause string) float64 {
 			}
 		}
 		if is {
-			nodes++
+			nodes = append(nodes, node)
 		}
 	}
 	return nodes

@@ -13,7 +13,7 @@ func TestTheEndOfAnEarlierGraceHoldsNothingBack(t *testing.T) {
 	a.NoteAway("n1")
 	a.NoteConnected("n1")
 	a.endGrace("n1", first)
-	if len(held) != 0 || a.Count(CauseAway) != 0 {
+	if len(held) != 0 || len(a.HeldBack(CauseAway)) != 0 {
 		t.Fatalf("held back: %v", held)
 	}
 	// One that a view took for away which was old by then.

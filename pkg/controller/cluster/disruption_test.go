@@ -76,7 +76,7 @@ func (f *fleetOf) wantHeld(t *testing.T, when string, after time.Duration, want 
 	t.Helper()
 	time.Sleep(after)
 	synctest.Wait()
-	got := int(f.Count(CauseAway))
+	got := len(f.HeldBack(CauseAway))
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if got != want || len(f.held) != want {

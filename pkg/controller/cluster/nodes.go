@@ -23,10 +23,14 @@ import (
 // are given up: a node that is registered again is not a lost one.
 const NodeLossGrace = time.Minute
 
+// AgentGrace is how long a node must have been without an agent's Pod before it counts as a node that is to have none:
+// longer than a DaemonSet takes to make the next one, and, with awayGrace, shorter than the alert CarveNodeCutOff waits.
+const AgentGrace = 2 * time.Minute
+
 // NodeIDAnnotation is where the kubelet notes the CSI drivers of a node.
 const NodeIDAnnotation = "csi.volume.kubernetes.io/nodeid"
 
-// losses remembers since when Node objects are gone.
+// losses remembers since when Node objects, or nodes' agents, are gone.
 type losses struct {
 	Grace time.Duration
 
@@ -73,6 +77,18 @@ func (c *Cluster) NodeGone(ctx context.Context, name string) (bool, error) {
 		return false, fmt.Errorf("look for node %s: %w", name, err)
 	}
 	return OutOfService(node), nil
+}
+
+// Retired reports whether a node is to have no agent any more, as where the DaemonSet selects it no longer: it is not
+// connected, and has had no agent's Pod for AgentGrace. One whose agent crashes has its Pod. Nothing is provisioned on
+// the node until an agent connects from there. Its volumes are not given up by that.
+func (c *Cluster) Retired(name string) bool {
+	view, ok := c.Fleet.View(name)
+	if ok && view.Connected || c.MayHaveAgent == nil || c.MayHaveAgent(name) {
+		c.Agentless.forget(name)
+		return false
+	}
+	return c.Agentless.lasts(name, c.Now())
 }
 
 // OnGone is the handler that calls gone with the name of every node that NodeGone comes to be

@@ -18,12 +18,13 @@ import (
 // address must still prove itself.
 type Agents struct{ pods cache.SharedIndexInformer }
 
-// byAddress is the index of Pods by the addresses that they may dial from.
-const byAddress = "address"
+// byAddress is the index of Pods by the addresses that they may dial from, byNode by the node that they are on, or
+// are to be on.
+const byAddress, byNode = "address", "node"
 
 // NewAgents watches the agents in a namespace once it runs.
 func NewAgents(client kubernetes.Interface, namespace, serviceAccount string) (*Agents, error) {
-	pods := coreinformers.NewFilteredPodInformer(client, namespace, 0, cache.Indexers{byAddress: addressesOf}, func(o *metav1.ListOptions) {
+	pods := coreinformers.NewFilteredPodInformer(client, namespace, 0, cache.Indexers{byAddress: addressesOf, byNode: nodeOf}, func(o *metav1.ListOptions) {
 		o.FieldSelector = fields.OneTermEqualSelector("spec.serviceAccountName", serviceAccount).String()
 	})
 	if err := pods.SetTransform(addressesOnly); err != nil {
@@ -44,16 +45,54 @@ func (a *Agents) Known(address netip.Addr) bool {
 	return err == nil && len(pods) > 0
 }
 
-// addressesOnly drops all of a Pod but its identity and its addresses.
+// MayBeOn reports whether a node has an agent, or is to have one. It does so, too, while the agents are not known, and
+// while there is none on any node: then the DaemonSet is gone, perhaps by mistake.
+func (a *Agents) MayBeOn(node string) bool {
+	if !a.Synced() || len(a.pods.GetIndexer().ListIndexFuncValues(byNode)) == 0 {
+		return true
+	}
+	pods, err := a.pods.GetIndexer().IndexKeys(byNode, node)
+	return err != nil || len(pods) > 0
+}
+
+// nodeOf is the node of a Pod, which a DaemonSet's has before it is scheduled, in its affinity.
+func nodeOf(obj any) ([]string, error) {
+	pod, ok := obj.(*v1.Pod)
+	if !ok {
+		return nil, nil
+	}
+	if pod.Spec.NodeName != "" {
+		return []string{pod.Spec.NodeName}, nil
+	}
+	if pod.Spec.Affinity == nil || pod.Spec.Affinity.NodeAffinity == nil || pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+		return nil, nil
+	}
+	var nodes []string
+	for _, term := range pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+		for _, field := range term.MatchFields {
+			if field.Key == metav1.ObjectNameField {
+				nodes = append(nodes, field.Values...)
+			}
+		}
+	}
+	return nodes, nil
+}
+
+// addressesOnly drops all of a Pod but its identity, its node and its addresses.
 func addressesOnly(obj any) (any, error) {
 	pod, ok := obj.(*v1.Pod)
 	if !ok {
 		return obj, nil
 	}
-	return &v1.Pod{
+	lean := &v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion},
+		Spec:       v1.PodSpec{NodeName: pod.Spec.NodeName},
 		Status:     v1.PodStatus{Phase: pod.Status.Phase, PodIPs: pod.Status.PodIPs, HostIPs: pod.Status.HostIPs},
-	}, nil
+	}
+	if pod.Spec.NodeName == "" {
+		lean.Spec.Affinity = pod.Spec.Affinity
+	}
+	return lean, nil
 }
 
 // addressesOf are the addresses of a Pod that has not ended, whose address may be another's by then.

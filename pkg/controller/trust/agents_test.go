@@ -44,3 +44,27 @@ func TestTheAddressesOfAgentsAreKnown(t *testing.T) {
 	must.Succeed(t, client.CoreV1().Pods("carve-system").Delete(t.Context(), "two", metav1.DeleteOptions{}))
 	waittest.Until(t, "one that is gone is not", func() bool { return !knows("10.0.2.2") && !knows("192.0.2.2") })
 }
+
+func TestTheNodesOfAgentsAreKnown(t *testing.T) {
+	on, unscheduled := agentPod("on", v1.PodPending, ""), agentPod("unscheduled", v1.PodPending, "")
+	on.Spec.NodeName = "n1"
+	unscheduled.Spec.Affinity = &v1.Affinity{NodeAffinity: &v1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &v1.NodeSelector{
+		NodeSelectorTerms: []v1.NodeSelectorTerm{{MatchFields: []v1.NodeSelectorRequirement{
+			{Key: metav1.ObjectNameField, Operator: v1.NodeSelectorOpIn, Values: []string{"n2"}}}}}}}}
+	client := fake.NewClientset(on, unscheduled)
+	agents := must.Get(NewAgents(client, "carve-system", "carve-node"))(t)
+	if !agents.MayBeOn("n3") {
+		t.Error("a node is said to have no agent before any Pod is known")
+	}
+	go agents.Run(t.Context())
+	waittest.Until(t, "the agents are known", agents.Synced)
+	for node, want := range map[string]bool{"n1": true, "n2": true, "n3": false} {
+		if agents.MayBeOn(node) != want {
+			t.Errorf("an agent may be on %s: %t, want %t", node, !want, want)
+		}
+	}
+	for _, pod := range []string{"on", "unscheduled"} {
+		must.Succeed(t, client.CoreV1().Pods("carve-system").Delete(t.Context(), pod, metav1.DeleteOptions{}))
+	}
+	waittest.Until(t, "while there is no agent at all, one may be missing anywhere", func() bool { return agents.MayBeOn("n3") })
+}
