@@ -304,7 +304,7 @@ func describe(send func(chan<- *prometheus.Desc)) [][]string {
 		switch {
 		case strings.HasSuffix(m[1], "_total"):
 			kind = "counter"
-		case strings.HasSuffix(m[1], "_seconds"):
+		case strings.HasSuffix(m[1], "_seconds") && !strings.HasSuffix(m[1], "_timestamp_seconds"):
 			kind = "histogram"
 		}
 		labels := strings.ReplaceAll(cmp.Or(m[4], m[3]), ",", ", ")

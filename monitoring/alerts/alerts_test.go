@@ -112,6 +112,7 @@ var healthy = map[string]string{
 	`carve_controller_audited_volumes{instance="a",standing="known"}`:  "7x300",
 	`carve_controller_audited_volumes{instance="a",standing="orphan"}`: "0x300",
 	`carve_controller_tainted_nodes{instance="a"}`:                     "0x300",
+	`carve_controller_tainted_since_timestamp_seconds{instance="a"}`:   "0x300",
 	`carve_controller_claims_total{instance="a",result="provisioned"}`: "0+3x300",
 	`carve_controller_claims_total{instance="a",result="failed"}`:      "2x300",
 	`carve_controller_deletes_total{instance="a",result="deleted"}`:    "0+3x300",
@@ -294,10 +295,14 @@ var scenarios = map[string]struct {
 		59 * time.Minute, time.Hour, []string{"CarveOrphans warning"},
 	},
 	"a new node does not become ready": {
-		map[string]string{`carve_controller_tainted_nodes{instance="a"}`: "0x59 1x240"}, 8 * time.Minute, 10 * time.Minute, []string{"CarveStartupTaintStays warning"},
+		map[string]string{`carve_controller_tainted_since_timestamp_seconds{instance="a"}`: "0x59 3600x240"}, 10 * time.Minute, 11 * time.Minute, []string{"CarveStartupTaintStays warning"},
 	},
 	"a new node becomes ready": {
-		map[string]string{`carve_controller_tainted_nodes{instance="a"}`: "0x59 1x5 0x240"}, time.Hour, time.Hour, nil,
+		map[string]string{`carve_controller_tainted_since_timestamp_seconds{instance="a"}`: "0x59 3600x5 0x240"}, time.Hour, time.Hour, nil,
+	},
+	"nodes come for hours, and each becomes ready": {
+		map[string]string{`carve_controller_tainted_nodes{instance="a"}`: "0x59 7x240",
+			`carve_controller_tainted_since_timestamp_seconds{instance="a"}`: "0x59 3300+60x240"}, time.Hour, 3 * time.Hour, nil,
 	},
 }
 

@@ -3,11 +3,14 @@ package controller
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -189,4 +192,38 @@ func TestWithoutTheFlagNoNodeIsTouched(t *testing.T) {
 	if got := h.taints("n1"); len(got) != 5 {
 		t.Errorf("the taint was removed: %v", got)
 	}
+}
+
+// The clock is the test's, so that what is reported is known.
+func TestTheMetricSaysSinceWhenTheFirstTaintedNodeWaits(t *testing.T) {
+	var log logtest.Recorder
+	var clock testClock
+	clock.stop()
+	h := newHarness(t, clock.set, withUntainting, loggedTo(&log))
+	begin := float64(h.c.core.Now().UnixMilli()) / 1000
+	since := func(want float64) func() bool {
+		return func() bool {
+			for _, family := range must.Get(h.c.o.Registerer.(*prometheus.Registry).Gather())(t) {
+				if family.GetName() == "carve_controller_tainted_since_timestamp_seconds" {
+					return math.Abs(family.GetMetric()[0].GetGauge().GetValue()-want) < 0.5
+				}
+			}
+			return false
+		}
+	}
+	h.class("carve", nil)
+	for i, name := range []string{"n1", "n2"} {
+		h.newNode(name)
+		h.registered(name)
+		if i == 0 {
+			h.run()
+		}
+		h.staysTainted(&log, name, "its agent is not connected")
+		clock.advance(time.Minute)
+	}
+	waittest.Until(t, "n1 has waited longest", since(begin))
+	h.attach(lvmdfake.New("n1", lvmdfake.Class{Name: "local", Default: true, Bytes: gib}), "n1")
+	waittest.Until(t, "now n2 has, which came a minute later", since(begin+60))
+	h.attach(lvmdfake.New("n2", lvmdfake.Class{Name: "local", Default: true, Bytes: gib}), "n2")
+	waittest.Until(t, "none waits", since(0))
 }

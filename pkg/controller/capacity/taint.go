@@ -46,8 +46,14 @@ type Untainter struct {
 	keys      []string
 
 	mu sync.Mutex
-	// waiting is why nodes still carry the taint, by node.
-	waiting map[string]string
+	// waiting are the nodes that still carry the taint, by name.
+	waiting map[string]wait
+}
+
+// wait is that of one node for its taint to go.
+type wait struct {
+	why   string
+	since time.Time
 }
 
 // errStillTainted has a node looked at again.
@@ -57,7 +63,7 @@ var errStillTainted = errors.New("the node is not ready for Pods with volumes")
 // names.TaintAgentNotReady, names.TaintAutoscaler and names.TaintReadiness. Run runs it.
 func NewUntainter(p *Publisher, keys []string) *Untainter {
 	keys = slices.Concat([]string{names.TaintAgentNotReady, names.TaintAutoscaler, names.TaintReadiness}, keys)
-	u := &Untainter{Cluster: p.Cluster, publisher: p, keys: keys, waiting: map[string]string{}}
+	u := &Untainter{Cluster: p.Cluster, publisher: p, keys: keys, waiting: map[string]wait{}}
 	u.nodes = workloop.New(workloop.Options[string]{
 		Name: "taints", Parallel: taintWorkers, RetryMin: taintRetryMin, RetryMax: taintRetryMax,
 		Work: func(ctx context.Context, node string) (time.Duration, error) {
@@ -73,6 +79,7 @@ func NewUntainter(p *Publisher, keys []string) *Untainter {
 // Run works until ctx is done. The caches must have synced.
 func (u *Untainter) Run(ctx context.Context) error {
 	defer u.publisher.Metrics.tainted.Set(0)
+	defer u.publisher.Metrics.taintedSince.Set(0)
 	changed := func(node *v1.Node) { u.nodes.Add(node.Name) }
 	stop, err := cluster.Watch(
 		cluster.OnChange(u.Nodes, changed, changed),
@@ -121,13 +128,29 @@ func (u *Untainter) sync(ctx context.Context, name string) (done bool) {
 func (u *Untainter) note(node, why string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if why == "" {
+	before, waits := u.waiting[node]
+	switch {
+	case why == "":
 		delete(u.waiting, node)
-	} else if u.waiting[node] != why {
-		u.waiting[node] = why
+	case !waits:
+		u.waiting[node] = wait{why, u.Now()}
+	default:
+		u.waiting[node] = wait{why, before.since}
+	}
+	if why != "" && before.why != why {
 		u.Log.Info("start-up taint stays", "node", node, "reason", why)
 	}
+	if waits == (why != "") {
+		return // no node more or less waits
+	}
+	oldest := 0.
+	for _, w := range u.waiting {
+		if since := float64(w.since.UnixMilli()) / 1000; oldest == 0 || since < oldest {
+			oldest = since
+		}
+	}
 	u.publisher.Metrics.tainted.Set(float64(len(u.waiting)))
+	u.publisher.Metrics.taintedSince.Set(oldest)
 }
 
 // unready says why a node is not ready for Pods with volumes, or nil.
