@@ -95,7 +95,8 @@ func (c *contention) make(claim placed) {
 	c.claim(claim.name, claim.node, func(p *v1.PersistentVolumeClaim) { p.Namespace = claim.namespace })
 }
 
-// makeAll makes all claims, and waits until they are bound.
+// makeAll makes all claims, and waits until they are bound and the controller's cache has their volumes, which
+// may be later.
 func (c *contention) makeAll() {
 	c.t.Helper()
 	for _, claim := range append(c.slow, c.quick) {
@@ -103,6 +104,10 @@ func (c *contention) makeAll() {
 	}
 	for _, claim := range append(c.slow, c.quick) {
 		c.waitBound(claim)
+		waittest.Until(c.t, "the node of "+claim.name+" is known", func() bool {
+			_, known := c.c.core.NodeOfVolume(c.volume(claim).GetId())
+			return known
+		})
 	}
 }
 
