@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -100,7 +101,7 @@ func claimed(o Orphan, namespace, name string, class *storagev1.StorageClass) (*
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "PersistentVolume"},
 		ObjectMeta: metav1.ObjectMeta{Name: "carve-" + o.ID},
 		Spec: corev1.PersistentVolumeSpec{
-			AccessModes: modes, Capacity: size, StorageClassName: class.Name, VolumeMode: &mode,
+			AccessModes: modes, Capacity: size, StorageClassName: class.Name, VolumeMode: &mode, MountOptions: slices.Clone(class.MountOptions),
 			ClaimRef: &corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: namespace, Name: name},
 		},
 	}

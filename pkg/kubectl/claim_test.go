@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/must"
 )
@@ -62,6 +63,14 @@ func TestAnOrphanIsGivenToANewClaim(t *testing.T) {
 	}
 	if got, err := call(t, objects(), agents, "orphans", "adopt", "cvlost", "--claim=db"); err != nil || !strings.Contains(got, "volumeHandle: cvlost") || !strings.Contains(got, "# --yes makes them") {
 		t.Errorf("a dry run: %v\n%s", err, got)
+	}
+}
+
+func TestAnAdoptedOrphanIsMountedAsItsClassSays(t *testing.T) {
+	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "carve"}, MountOptions: []string{"noatime", "discard"}}
+	got := must.Get(claimed(Orphan{ID: "cvlost", Node: "n1", FSType: "ext4", volume: &lvmdv1.Volume{Id: "cvlost"}}, "team", "db", class))(t)
+	if options := got.PersistentVolume.Spec.MountOptions; !slices.Equal(options, class.MountOptions) {
+		t.Errorf("mount options: want %q, got %q", class.MountOptions, options)
 	}
 }
 
