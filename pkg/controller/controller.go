@@ -167,7 +167,7 @@ func New(o Options) (*Controller, error) {
 	if c.agents, err = trust.NewAgents(o.Client, o.Namespace, o.NodeServiceAccount); err != nil {
 		return nil, err
 	}
-	c.core.MayHaveAgent = c.agents.MayBeOn
+	c.core.Losses.MayHaveAgent = c.agents.MayBeOn
 	c.core.available = c.newAvailability()
 	c.core.metrics = newMetrics(o.Registerer,
 		func() float64 { return float64(c.core.Fleet.Connected()) },
@@ -375,7 +375,7 @@ func (c *Controller) forgetNodes(ctx context.Context) {
 	if a := c.acting.Load(); a != nil {
 		a.publisher.RemoveRetired()
 	}
-	c.core.Agentless.Retain(c.core.Now(), func(node string) bool {
+	c.core.Losses.Agentless.Retain(c.core.Now(), func(node string) bool {
 		_, err := c.core.NodeLister.Get(node)
 		return err == nil
 	})

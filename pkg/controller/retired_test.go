@@ -17,7 +17,7 @@ import (
 // and given up at once.
 func (h *harness) withAgents(nodes ...string) {
 	h.t.Helper()
-	h.c.core.available.Grace, h.c.core.Agentless.Grace = time.Millisecond, time.Millisecond
+	h.c.core.available.Grace, h.c.core.Losses.Agentless.Grace = time.Millisecond, time.Millisecond
 	for _, node := range nodes {
 		must.Get(h.client.CoreV1().Pods("carve-system").Create(h.t.Context(), &v1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "carve-system", Name: "agent-" + node}, Spec: v1.PodSpec{NodeName: node}}, metav1.CreateOptions{}))(h.t)

@@ -56,17 +56,13 @@ type Cluster struct {
 	VolumeLister corelisters.PersistentVolumeLister
 	NodeLister   corelisters.NodeLister
 
-	Losses losses
-	// MayHaveAgent reports whether a node has an agent of ours, or is to have one; nil for always. Agentless are the
-	// nodes of which it reports that they have not.
-	MayHaveAgent func(node string) bool
-	Agentless    losses
+	Losses absences
 }
 
 // New makes a view of a cluster that becomes complete once the informers run.
 // Those of capacity objects come from own, which is restricted to ours.
 func New(client kubernetes.Interface, nodes *fleet.Fleet, all, own informers.SharedInformerFactory, log *slog.Logger) (*Cluster, error) {
-	c := &Cluster{Client: client, Fleet: nodes, Log: log, Now: time.Now, Losses: losses{Grace: NodeLossGrace}, Agentless: losses{Grace: AgentGrace}}
+	c := &Cluster{Client: client, Fleet: nodes, Log: log, Now: time.Now, Losses: absences{losses: losses{Grace: NodeLossGrace}, Agentless: losses{Grace: AgentGrace}}}
 	return c, c.useInformers(all, own)
 }
 

@@ -30,6 +30,15 @@ const AgentGrace = 2 * time.Minute
 // NodeIDAnnotation is where the kubelet notes the CSI drivers of a node.
 const NodeIDAnnotation = "csi.volume.kubernetes.io/nodeid"
 
+// absences are those of Node objects, and of agents.
+type absences struct {
+	losses
+	// MayHaveAgent reports whether a node has an agent of ours, or is to have one; nil for always. Agentless are the
+	// nodes of which it reports that they have not.
+	MayHaveAgent func(node string) bool
+	Agentless    losses
+}
+
 // losses remembers since when Node objects, or nodes' agents, are gone.
 type losses struct {
 	Grace time.Duration
@@ -84,11 +93,11 @@ func (c *Cluster) NodeGone(ctx context.Context, name string) (bool, error) {
 // the node until an agent connects from there. Its volumes are not given up by that.
 func (c *Cluster) Retired(name string) bool {
 	view, ok := c.Fleet.View(name)
-	if ok && view.Connected || c.MayHaveAgent == nil || c.MayHaveAgent(name) {
-		c.Agentless.forget(name)
+	if ok && view.Connected || c.Losses.MayHaveAgent == nil || c.Losses.MayHaveAgent(name) {
+		c.Losses.Agentless.forget(name)
 		return false
 	}
-	return c.Agentless.lasts(name, c.Now())
+	return c.Losses.Agentless.lasts(name, c.Now())
 }
 
 // OnGone is the handler that calls gone with the name of every node that NodeGone comes to be
