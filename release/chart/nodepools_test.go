@@ -110,6 +110,9 @@ nodePools:
     config: {apiVersion: carve.csi.local/v1, kind: LvmdConfig, deviceClasses: [{name: fast, default: true, volumeGroup: nvme, type: striped, stripes: all}]}
   - name: slow
     nodeSelector: {disks: hdd}
+  - name: bare
+    nodeSelector: {disks: ssd}
+    tolerations: []
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -131,6 +134,7 @@ nodePools:
 	}{
 		{"fast", "nvme", "nvme", []any{map[string]any{"key": "nvme", "operator": "Exists"}}, values(t, "nodeAffinity: {of: fast}")},
 		{"slow", "hdd", "carve", []any{map[string]any{"operator": "Exists"}}, merged},
+		{"bare", "ssd", "carve", []any{}, merged},
 	} {
 		daemons, ok := set["DaemonSet.apps/carve-system/carve-node-"+pool.name]
 		if !ok {
