@@ -59,9 +59,9 @@ type Availability struct {
 	mu     sync.Mutex
 	nodes  map[string]*nodeState
 	counts [presences]int // of nodes, by presence
-	// returnedAt is when a node that was away came back last, disruptedSince when the disruption began that
-	// lasts: zero for none.
-	returnedAt, disruptedSince time.Time
+	// returnedAt is when a node that was away came back last.
+	returnedAt time.Time
+	disruption disruption
 }
 
 // Ledger is what Availability uses of *scheduler.Ledger. Hold makes a class seem full, or not any
@@ -184,7 +184,7 @@ func (a *Availability) endGrace(node string, since time.Time) {
 		}
 		return
 	}
-	if s.presence == away && !a.disruptedSince.IsZero() {
+	if s.presence == away && !a.disruption.since.IsZero() {
 		a.become(s, overdue)
 		a.mu.Unlock()
 		a.log.Debug("node is not connected, and is not held back while many come back", "node", node)

@@ -15,27 +15,29 @@ func TestADisruptionIsMuchOfAFleetAwayThatComesBack(t *testing.T) {
 		state fleetState
 		want  bool
 	}{
-		"all are connected":                      {fleetState{5000, 0, never, none}, false},
-		"the fleet comes back":                   {fleetState{1000, 4000, time.Second, none}, true},
-		"a third is away":                        {fleetState{4000, 2000, time.Second, none}, false},
-		"more than a third is away":              {fleetState{4000, 2001, time.Second, none}, true},
-		"a rack is lost, and none comes back":    {fleetState{60, 40, never, none}, false},
-		"none came back for a grace":             {fleetState{60, 40, grace, none}, false},
-		"5 % are down":                           {fleetState{95, 5, time.Second, none}, false},
-		"all are away":                           {fleetState{0, 5000, never, none}, true},
-		"one node of one is away":                {fleetState{0, 1, never, none}, false},
-		"one node of two is away":                {fleetState{1, 1, time.Second, none}, false},
-		"two nodes of three are away":            {fleetState{1, 2, time.Second, none}, false},
-		"three nodes of three are away":          {fleetState{0, 3, never, none}, true},
-		"three nodes of four are away":           {fleetState{1, 3, time.Second, none}, true},
-		"it lasts: few are still to come":        {fleetState{4999, 1, grace - 1, time.Minute}, true},
-		"it lasts: all are back":                 {fleetState{5000, 0, 0, time.Minute}, false},
-		"it lasts: no more come back":            {fleetState{4750, 250, grace, time.Minute}, false},
-		"it lasts: all are away":                 {fleetState{0, 5000, never, bound - 1}, true},
-		"it lasted for too long, with all away":  {fleetState{0, 5000, never, bound}, false},
-		"it lasted for too long, and they come":  {fleetState{2500, 2500, 0, bound}, false},
-		"it lasts: all are away in a small one":  {fleetState{0, 1, never, time.Second}, true},
-		"a node went away when it had just come": {fleetState{99, 1, 0, none}, false},
+		"all are connected":                      {fleetState{5000, 0, never, none, never}, false},
+		"the fleet comes back":                   {fleetState{1000, 4000, time.Second, none, time.Second}, true},
+		"a third is away":                        {fleetState{4000, 2000, time.Second, none, time.Second}, false},
+		"more than a third is away":              {fleetState{4000, 2001, time.Second, none, time.Second}, true},
+		"a rack is lost, and none comes back":    {fleetState{60, 40, never, none, never}, false},
+		"none came back for a grace":             {fleetState{60, 40, grace, none, grace}, false},
+		"5 % are down":                           {fleetState{95, 5, time.Second, none, time.Second}, false},
+		"all are away":                           {fleetState{0, 5000, never, none, never}, true},
+		"one node of one is away":                {fleetState{0, 1, never, none, never}, false},
+		"one node of two is away":                {fleetState{1, 1, time.Second, none, time.Second}, false},
+		"two nodes of three are away":            {fleetState{1, 2, time.Second, none, time.Second}, false},
+		"three nodes of three are away":          {fleetState{0, 3, never, none, never}, true},
+		"three nodes of four are away":           {fleetState{1, 3, time.Second, none, time.Second}, true},
+		"it lasts: few are still to come":        {fleetState{4999, 1, grace - 1, time.Minute, grace - 1}, true},
+		"it lasts: all are back":                 {fleetState{5000, 0, 0, time.Minute, 0}, false},
+		"it lasts: no more come back":            {fleetState{4750, 250, grace, time.Minute, grace}, false},
+		"it lasts: all are away":                 {fleetState{0, 5000, never, bound - 1, never}, true},
+		"it lasted for too long, with all away":  {fleetState{0, 5000, never, bound, never}, false},
+		"it lasts for long: ever fewer are away": {fleetState{2500, 2500, 0, bound, grace - 1}, true},
+		"it lasts for long: one comes and goes":  {fleetState{2500, 2500, 0, bound, grace}, false},
+		"it lasted for too long, and they come":  {fleetState{2500, 2500, 0, disruptionBounds * bound, 0}, false},
+		"it lasts: all are away in a small one":  {fleetState{0, 1, never, time.Second, never}, true},
+		"a node went away when it had just come": {fleetState{99, 1, 0, none, 0}, false},
 	} {
 		if got := test.state.disrupted(grace, bound); got != test.want {
 			t.Errorf("%s (%+v): got %t, want %t", name, test.state, got, test.want)
@@ -91,6 +93,13 @@ func TestNodesAreHeldBackInADisruptionAsTheRuleSays(t *testing.T) {
 			each(noteAway(f), 0, 100, 0)
 			f.wantHeld(t, "after two graces without any", 2*awayGrace, 0)
 			each(f.NoteConnected, 0, 100, awayGrace/50)
+			f.wantHeld(t, "when all are back", disruptionBound, 0)
+		},
+		"all come back, and that takes long": func(t *testing.T, f *fleetOf) {
+			each(noteAway(f), 0, 100, 0)
+			each(f.NoteConnected, 0, 90, 4*time.Second)
+			f.wantHeld(t, "after the bound", 0, 0)
+			each(f.NoteConnected, 90, 100, 4*time.Second)
 			f.wantHeld(t, "when all are back", disruptionBound, 0)
 		},
 		"all but some come back": func(t *testing.T, f *fleetOf) {
