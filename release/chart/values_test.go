@@ -181,19 +181,20 @@ func TestListsAndMapsMayBeEmpty(t *testing.T) {
 		for field, value := range fields {
 			given := []any{nil}
 			switch value.(type) {
+			case map[string]any:
 			case []any:
 				given = append(given, []any{})
-			case map[string]any:
-				if field == "image" { // without which there is no container
-					continue
-				}
 			default:
 				continue
 			}
 			for _, empty := range given {
 				v := put(t, values(t, enabled), []string{name, field}, empty).(map[string]any)
 				set, err := chart.Render(load(t), namespace, v)
-				if err != nil {
+				if field == "image" {
+					if err == nil || !strings.Contains(err.Error(), "missing property 'image'") {
+						t.Errorf("%s.%s: %v: %v, want an error that names it: there is no container without it", name, field, empty, err)
+					}
+				} else if err != nil {
 					t.Errorf("%s.%s: %v: %v", name, field, empty, err)
 				} else if got := podTemplates(t, set)["Deployment.apps/carve-system/carve-controller"].Spec.Tolerations; len(got) < 3 {
 					t.Errorf("%s.%s: %v: the controller does not tolerate the start-up taint: %v", name, field, empty, got)
