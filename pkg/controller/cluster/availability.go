@@ -53,7 +53,8 @@ type Availability struct {
 	log     *slog.Logger
 
 	Grace, Least, Most time.Duration
-	// Bound is how long a disruption lasts at most.
+	// Bound is how long a disruption lasts in which the nodes that are away do not get fewer; any lasts at most
+	// disruptionBounds times as long.
 	Bound time.Duration
 
 	mu     sync.Mutex
