@@ -48,6 +48,25 @@ func TestADeletedVolumeIsGoneAtOnceAndItsSpaceOnceItIsClean(t *testing.T) {
 	close(goOn)
 }
 
+// TestNoRequestIsGivenAVolumeThatIsBeingDeleted: its caller would name in a PersistentVolume what is gone a moment later.
+func TestNoRequestIsGivenAVolumeThatIsBeingDeleted(t *testing.T) {
+	m := thinMachine(t, "size: 40Mi")
+	d := m.start(t)
+	v := d.create(request("pvc-1", 1))
+	snapshot := &lvmdv1.CreateSnapshotRequest{Name: "snap-1", SourceVolumeId: v.GetId()}
+	s := must.Get(d.client.CreateSnapshot(t.Context(), snapshot))(t).GetSnapshot()
+	ask := map[string]func() error{
+		v.GetId(): func() error { _, err := d.client.CreateVolume(t.Context(), request("pvc-1", 1)); return err },
+		s.GetId(): func() error { _, err := d.client.CreateSnapshot(t.Context(), snapshot); return err },
+	}
+	for id, again := range ask {
+		claimed := must.Get(d.claimForDeletion(inventory.ToDelete{ID: id, Snapshot: id == s.GetId()}))(t)
+		wantCode(t, again(), codes.Aborted, names.ReasonOperationPending)
+		claimed.Release()
+		must.Succeed(t, again())
+	}
+}
+
 func TestAMountedVolumeIsNotDeleted(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)

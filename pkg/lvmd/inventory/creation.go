@@ -165,6 +165,8 @@ func (m *model) joinCreation(v *Volume, ident *spec.Identity) (Admission, error)
 		return Admission{}, apierror.RequestDiffers(ident.Name, d)
 	}
 	switch {
+	case v.lifecycle.State() == Deleting:
+		return Admission{}, errDeleting(v)
 	case v.rec.Phase == spec.Ready:
 		return Admission{Volume: v, Ready: v.proto()}, nil
 	case v.lifecycle.State() == Unfinished:
@@ -176,6 +178,11 @@ func (m *model) joinCreation(v *Volume, ident *spec.Identity) (Admission, error)
 	}
 	v.op.join()
 	return Admission{Volume: v, Creation: v.op}, nil
+}
+
+// errDeleting refuses to hand out again what a deletion has claimed: its caller would use what is gone a moment later.
+func errDeleting(v *Volume) error {
+	return apierror.OperationPending("%q is being deleted", v.rec.Ident.Name)
 }
 
 // admit takes in a new volume, for which it reserves the space, and its creation.
