@@ -97,6 +97,25 @@ func testKilledPool(t *testing.T, before, during []lvm.CreateOptions, left []str
 	d.delete(d.create(request("pvc-1", 1)).GetId())
 }
 
+// TestAVolumeMadeAfterAPoolCouldNotBeIsKept: it has the size of the spare and a name of LVM's making, and is the group's
+// next change.
+func TestAVolumeMadeAfterAPoolCouldNotBeIsKept(t *testing.T) {
+	m := thinMachine(t, "size: 40Mi")
+	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+		if op == lvmfake.OpCreatePool {
+			return errors.New("thin_check is not there")
+		}
+		return nil
+	}
+	m.start(t).stop()
+	m.fake.Before = nil
+	must.Succeed(t, m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "lvol1", Extents: 1}))
+	m.start(t)
+	if got := m.volumeNames(t); !slices.Equal(got, []string{"lvol1", "pool"}) {
+		t.Errorf("volumes %q", got)
+	}
+}
+
 // TestRemnantsOfAPoolThatCannotBeRemovedStopNoOtherClass starts lvmd while LVM removes nothing of a group, before and
 // after a pool cannot be made.
 func TestRemnantsOfAPoolThatCannotBeRemovedStopNoOtherClass(t *testing.T) {

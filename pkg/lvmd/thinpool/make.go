@@ -208,9 +208,16 @@ func (m *Maker) withIntent(intent *journal.PoolIntent, create func() error) erro
 		return err
 	}
 	m.crash("pool: made")
-	if err := m.journal.RemovePoolIntent(intent); err != nil {
-		// It says nothing that could be wrong later: the pool is there.
-		m.log.Error("the intent to make a thin pool is left in the journal", "group", intent.Group, "pool", intent.Pool, "error", err)
-	}
+	m.endIntent(intent)
 	return nil
+}
+
+// endIntent removes an intent that was carried out, or of which nothing is left; nil is none.
+func (m *Maker) endIntent(intent *journal.PoolIntent) {
+	if intent == nil {
+		return
+	}
+	if err := m.journal.RemovePoolIntent(intent); err != nil {
+		m.log.Error("the intent to make a thin pool is left in the journal until the next start", "group", intent.Group, "pool", intent.Pool, "error", err)
+	}
 }

@@ -78,6 +78,9 @@ func (m *Maker) clearRemnants(ctx context.Context, c *config.Config, names []str
 			pool := journal.PoolKey(g.Name, dc.Thin.Pool)
 			left := remnants(intents[pool], dc.Thin.Pool, g)
 			if len(left) == 0 {
+				// LVM waits for the end of a command that was killed, so nothing more comes of it. The next volume
+				// in the group may look like the spare, and be another's.
+				m.endIntent(intents[pool])
 				continue
 			}
 			m.log.Warn("what a killed command left of a thin pool is removed", "group", g.Name, "pool", dc.Thin.Pool, "volumes", left)
