@@ -230,3 +230,36 @@ func TestAPoolThatCouldNotBeMadeInANewGroupIsTriedAgain(t *testing.T) {
 		t.Errorf("it was tried %d times", n)
 	}
 }
+
+// TestThePoolOfAGroupThatAppearsIsMade: at the start there was no group to make it in.
+func TestThePoolOfAGroupThatAppearsIsMade(t *testing.T) {
+	isMade := func(t *testing.T, d *daemon) {
+		t.Helper()
+		waittest.Until(t, "the pool is made", func() bool { return d.available() == 10 && len(d.class().GetConditions()) == 0 }, func() any { return d.class() })
+	}
+	t.Run("by its disks", func(t *testing.T) {
+		m := thinMachine(t, "size: 40Mi")
+		m.fake.PlugGroup(testGroup, false)
+		events := make(chan struct{}, 1)
+		d := m.start(t, func(_ *daemon, o *Options) { o.BlockEvents = events })
+		m.fake.PlugGroup(testGroup, true)
+		events <- struct{}{}
+		isMade(t, d)
+	})
+	t.Run("made by a command that was killed after that", func(t *testing.T) {
+		m := bare(t, anyDisk)
+		m.config = strings.Replace(m.config, "volumeGroup: carve", "volumeGroup: carve, type: thin, thin: {pool: pool, size: 40Mi}", 1)
+		events := make(chan struct{}, 1)
+		d := m.start(t, withDevices(events), func(_ *daemon, o *Options) { o.Devices = lateDevices{o.Devices} })
+		m.fake.AddDisk(disk("vdb"))
+		events <- struct{}{}
+		isMade(t, d)
+	})
+}
+
+// lateDevices makes groups, by commands that take too long.
+type lateDevices struct{ lvm.Devices }
+
+func (l lateDevices) CreateGroup(ctx context.Context, o lvm.GroupOptions) error {
+	return errors.Join(l.Devices.CreateGroup(ctx, o), lvm.ErrTimedOut)
+}

@@ -176,7 +176,7 @@ func (s *poolKeeper) plan(g *volumegroup.Group, p *inventory.Pool) (growth thinp
 	return growth
 }
 
-// retry makes the thin pools of a group that could not be made before.
+// retry makes the thin pools of a group that could not be made before, or that it has not as it has just appeared.
 func (s *poolKeeper) retry(ctx context.Context, g *volumegroup.Group) {
 	if !g.PoolsDue() {
 		return

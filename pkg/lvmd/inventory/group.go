@@ -27,7 +27,7 @@ type Group struct {
 	freeSpace
 	zeroedSpace
 	// pools are the group's thin pools that we have to do with, by name, and poolsDue is when
-	// those that could not be made are tried again, or zero.
+	// those that could not be made are tried again, or those of a group that has appeared are made, or zero.
 	pools    map[string]*Pool
 	poolsDue time.Time
 }

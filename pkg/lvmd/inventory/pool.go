@@ -415,7 +415,17 @@ func (g *Group) SetPoolUnmade(name string, err error, retry time.Duration) {
 	}
 }
 
-// PoolsDue reports whether pools of a group that could not be made are to be tried again now.
+// lacksPool reports whether a group has not all of the thin pools that classes name.
+func lacksPool(g *Group) bool {
+	for _, p := range g.pools {
+		if p.settings != nil && !p.present {
+			return true
+		}
+	}
+	return false
+}
+
+// PoolsDue reports whether pools of a group are to be made now that could not be made, or whose group was not there.
 func (g *Group) PoolsDue() bool {
 	m := g.m
 	m.lock()

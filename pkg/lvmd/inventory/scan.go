@@ -90,6 +90,7 @@ func (m *model) applyGroup(g *Group, scan *Scan, d *Diff) {
 	if found.UUID != g.info.UUID || found.Seqno != g.metadata.Seqno {
 		m.forgetZeroed(g)
 	}
+	isNew := !g.wasThere || found.UUID != g.info.UUID
 	g.present, g.wasThere = true, true
 	g.info = *found
 	g.info.Volumes = nil
@@ -98,6 +99,9 @@ func (m *model) applyGroup(g *Group, scan *Scan, d *Diff) {
 	g.metadata = scan.Metadata
 	g.metadata.Seqno = found.Seqno
 	g.mergePools(found, scan.Where)
+	if isNew && g.poolsDue.IsZero() && lacksPool(g) {
+		g.poolsDue = time.Now() // The start makes those of the groups that are there.
+	}
 	g.exists = make(map[string]bool, len(found.Volumes))
 	g.foreign = 0
 	before := g.leftAlone
