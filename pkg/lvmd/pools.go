@@ -128,7 +128,7 @@ func (s *poolKeeper) look(p *inventory.Pool) {
 func (s *poolKeeper) extend(ctx context.Context, g *volumegroup.Group, p *inventory.Pool) error {
 	growth := s.plan(g, p)
 	// What keeps the data from growing does not keep the metadata from it.
-	var stuck, err error
+	var stuck, err, metadataErr error
 	if growth.Stuck != "" {
 		stuck = errors.New(growth.Stuck)
 	}
@@ -144,22 +144,22 @@ func (s *poolKeeper) extend(ctx context.Context, g *volumegroup.Group, p *invent
 		reserved.Release()
 		s.log.Info("thin pool was extended", "group", g.Name(), "pool", p.Name(), "extents", growth.Extents, "error", err)
 	}
-	if err == nil && growth.Metadata > 0 {
+	if growth.Metadata > 0 {
 		// How much the spare for repairs grows with it is up to LVM.
-		err = s.groups.Change(ctx, g, func(ctx context.Context) (inventory.Effect, error) {
+		metadataErr = s.groups.Change(ctx, g, func(ctx context.Context) (inventory.Effect, error) {
 			on, err := p.PlaceMetadata(growth.Metadata)
 			if err != nil {
 				return nil, err
 			}
 			return inventory.Unknown(), s.lvm.ExtendPoolMetadata(ctx, g.Name(), p.Name(), growth.Metadata, on...)
 		})
-		s.log.Info("thin pool's metadata was extended", "group", g.Name(), "pool", p.Name(), "bytes", growth.Metadata, "error", err)
+		s.log.Info("thin pool's metadata was extended", "group", g.Name(), "pool", p.Name(), "bytes", growth.Metadata, "error", metadataErr)
 	}
 	if growth.Extents > 0 || growth.Metadata > 0 {
 		s.crash("pool: extended")
 		s.look(p)
 	}
-	return errors.Join(err, stuck)
+	return errors.Join(err, metadataErr, stuck)
 }
 
 // plan decides to which size a pool is to grow, and notes why a pool that should grow cannot.

@@ -369,6 +369,25 @@ func TestAPoolsMetadataGrows(t *testing.T) {
 	d.checkModel()
 }
 
+// TestAPoolsMetadataGrowThoughItsDataCannot: without metadata, the pool would fail all of its volumes.
+func TestAPoolsMetadataGrowThoughItsDataCannot(t *testing.T) {
+	m := thinMachine(t, "size: 40Mi, dataThreshold: 50%, autoExtend: {step: 8Mi}")
+	d := m.start(t)
+	v := d.create(request("a", 6))
+	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+		if op == lvmfake.OpExtendPool {
+			return errors.New("the disk says no")
+		}
+		return nil
+	}
+	must.Succeed(t, m.fake.Fill(testGroup, v.GetId(), 1))
+	m.fake.SetPool(testGroup, "pool", lvm.PoolStatus{MetadataUsed: 900})
+	waittest.Until(t, "the metadata are doubled", func() bool {
+		found, err := m.fake.Scan(t.Context(), []string{testGroup})
+		return err == nil && found[0].Volume("pool").MetadataSize == 2*testExtent
+	})
+}
+
 func TestAThinAndALinearClassShareAGroup(t *testing.T) {
 	m := thinMachine(t, "size: 40Mi, overprovisioning: 2, dataThreshold: 50%, autoExtend: {step: 40Mi}")
 	m.config = strings.Replace(m.config, "type: thin", "type: thin, reserve: 16Mi", 1) + "- {name: local, volumeGroup: carve}\n"
