@@ -86,7 +86,7 @@ func (s *Groups) probe(ctx context.Context, g *Group) {
 		}
 		done, err := g.slot.Acquire(ctx)
 		if err != nil {
-			return
+			continue // Too many wait for the slot: nothing but this probe ends that the group is unresponsive.
 		}
 		err = s.Rescan(g)
 		done()

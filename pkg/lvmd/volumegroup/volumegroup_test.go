@@ -24,6 +24,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/layout"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
 	"github.com/carve-csi/carve/pkg/lvmd/apierror"
+	"github.com/carve-csi/carve/pkg/lvmd/fairqueue"
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
 	"github.com/carve-csi/carve/pkg/lvmd/journal"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
@@ -548,4 +549,16 @@ func TestADeviceThatAnotherProgramHasOpenIsTriedAgainForAMoment(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestAProbeThatIsRejectedProbesAgain: nothing else looks whether LVM answers for the group.
+func TestAProbeThatIsRejectedProbesAgain(t *testing.T) {
+	f := newFixture(t, nil)
+	f.start()
+	f.g.slot = fairqueue.New(0, time.Hour)
+	done := must.Get(f.g.slot.Acquire(t.Context()))(t)
+	f.SetUnresponsive(f.g, lvm.ErrTimedOut)
+	waittest.Until(t, "the probe is rejected", func() bool { return f.g.Queue().Rejected > 0 })
+	done()
+	waittest.Until(t, "the group is served", func() bool { return f.Inventory.Responding(f.g.Group) == nil })
 }
