@@ -23,6 +23,7 @@ var ErrNeedsStart = errors.New("the configuration needs a new start of the servi
 // One that brings or takes volume groups, or thin pools, is not taken over, with
 // ErrNeedsStart.
 func (s *Service) Reload(c *config.Config) error {
+	placements := s.placementsFor(c) // A disk that answers late is to hold up nothing else.
 	// No volume may be made between the look at those there are and the end.
 	s.admission.Lock()
 	defer s.admission.Unlock()
@@ -38,7 +39,6 @@ func (s *Service) Reload(c *config.Config) error {
 	if err := checkGroups(c, s.inventory.Groups()); err != nil {
 		return err
 	}
-	placements := s.placementsFor(c)
 	if err := s.journal.Update(func(tx *journal.Tx) error { return tx.PutBindings(bindingsOf(c)) }); err != nil {
 		return err
 	}

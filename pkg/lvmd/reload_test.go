@@ -9,6 +9,8 @@ import (
 
 	"github.com/carve-csi/carve/api/config"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -49,6 +51,34 @@ func TestAChangedConfigurationIsTakenOverWithoutADisturbance(t *testing.T) {
 	if len(r.GetClasses()) != 1 {
 		t.Errorf("watchers got %v", r)
 	}
+}
+
+// slowPlacement is an LVM whose disks answer late when it is read where everything lies.
+type slowPlacement struct {
+	lvm.Groups
+	asked, goOn chan struct{}
+}
+
+func (s *slowPlacement) Placement(group string) (ondisk.Placement, error) {
+	close(s.asked)
+	<-s.goOn
+	return s.Groups.Placement(group)
+}
+
+func TestAReloadThatWaitsForADiskHoldsUpNoOtherOperation(t *testing.T) {
+	m := newMachine(t)
+	slow := &slowPlacement{asked: make(chan struct{}), goOn: make(chan struct{})}
+	d := m.start(t, func(_ *daemon, o *Options) { slow.Groups, o.LVM = o.LVM, slow })
+	reloaded := make(chan error)
+	go func() { reloaded <- d.Reload(parse(t, oneClass+"- {name: striped, volumeGroup: carve, type: striped, stripes: 2}\n")) }()
+	<-slow.asked
+	if d.admission.TryRLock() {
+		d.admission.RUnlock()
+	} else {
+		t.Error("no operation is admitted meanwhile")
+	}
+	close(slow.goOn)
+	must.Succeed(t, <-reloaded)
 }
 
 func TestAConfigurationThatWouldOrphanVolumesIsRefused(t *testing.T) {
