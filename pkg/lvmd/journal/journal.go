@@ -99,8 +99,12 @@ func tryOpen(path string, steps []step) (j *Journal, err error) {
 // readAll reads every page that is in use, and checks that each is used once:
 // what is damaged now would else be found in the middle of an operation.
 func readAll(tx *bbolt.Tx) error {
+	var value []byte
 	err := tx.ForEach(func(_ []byte, b *bbolt.Bucket) error {
-		return b.ForEach(func(_, _ []byte) error { return nil })
+		return b.ForEach(func(_, v []byte) error {
+			value = append(value[:0], v...) // A large value lies on pages that are not read for its key.
+			return nil
+		})
 	})
 	if err != nil {
 		return err

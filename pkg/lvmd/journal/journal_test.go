@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"runtime/debug"
+	"strconv"
 	"syscall"
 	"testing"
 
@@ -78,6 +80,26 @@ func TestWhatIsStoredIsReadByTheNextRun(t *testing.T) {
 		if !reflect.DeepEqual(c.got, c.want) {
 			t.Errorf("%s: %+v, want %+v", what, c.got, c.want)
 		}
+	}
+}
+
+// TestAJournalThatWasCutOffIsNotUsed cuts it in the middle of what is known to hold zeroes in a fragmented group.
+func TestAJournalThatWasCutOffIsNotUsed(t *testing.T) {
+	dir := t.TempDir()
+	whole := filepath.Join(dir, "whole")
+	j := open(t, whole)
+	group := Group{UUID: "u", Zeroed: map[string][]int64{"pv": make([]int64, 20_000)}}
+	must.Succeed(t, j.Update(func(tx *Tx) error { return tx.PutGroup("g", group) }))
+	must.Succeed(t, j.Close())
+	content := must.Get(os.ReadFile(whole))(t)
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	for cut := 1; cut < len(content)/os.Getpagesize(); cut++ {
+		path := filepath.Join(dir, strconv.Itoa(cut))
+		must.Succeed(t, os.WriteFile(path, content[:cut*os.Getpagesize()], 0o600))
+		j, _, _, err := Open(path)
+		must.Succeed(t, err)
+		_ = must.Get(j.Groups())(t) // It faults where the file is not whole.
+		must.Succeed(t, j.Close())
 	}
 }
 
