@@ -13,6 +13,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -146,5 +147,16 @@ func TestVolumesThatAreCompleteAreHandedOutTogether(t *testing.T) {
 	for _, v := range d.list() {
 		d.delete(v.GetId())
 	}
+	d.checkClean()
+}
+
+// TestATagThatComesBackIsTakenOffAgain: an administrator put it on, or brought older metadata back.
+func TestATagThatComesBackIsTakenOffAgain(t *testing.T) {
+	m := newMachine(t)
+	d := m.start(t)
+	v := d.create(request("a", 1))
+	must.Succeed(t, m.fake.Tag(t.Context(), testGroup, []string{v.GetId()}, spec.TagMaking))
+	m.untagged(t, v.GetId())
+	d.delete(v.GetId())
 	d.checkClean()
 }

@@ -156,6 +156,7 @@ func (e untagged) apply(*model) []*Volume {
 		v.making.tag = ""
 		if v.making.isOff != nil {
 			close(v.making.isOff)
+			v.making.isOff = nil // An administrator may put the tag on again.
 		}
 	}
 	return nil

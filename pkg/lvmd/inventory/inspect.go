@@ -13,7 +13,7 @@ type Inspection struct {
 	State  State
 	Device lvm.Device
 	// Busy is true while an operation has the volume, and Complete of a volume that waits for its tag
-	// to be taken off, or did so in this run.
+	// to be taken off.
 	Busy, Complete bool
 	// Failures counts the attempts that failed since one succeeded.
 	Failures int
