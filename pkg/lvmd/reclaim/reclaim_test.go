@@ -51,6 +51,8 @@ type recorder struct {
 	shorter, opens atomic.Int64
 	// longer has volumes lie on one extent more than their devices had when they were opened. It is set before use.
 	longer bool
+	// bare is the volume whose device has no table. It is set before use.
+	bare string
 }
 
 // note notes what is done, and returns the error of it.
@@ -96,6 +98,9 @@ func (r *recorder) Open(group, volume string) (blockdev.Handle, error) {
 
 func (r *recorder) Mapping(group, volume string) ([]lvm.Segment, error) {
 	segments, err := r.Groups.Mapping(group, volume)
+	if volume == r.bare {
+		return nil, nil
+	}
 	if r.longer && err == nil {
 		more := segments[len(segments)-1]
 		more.Areas = slices.Clone(more.Areas)

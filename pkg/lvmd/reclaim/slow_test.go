@@ -69,6 +69,24 @@ func TestADiskThatDoesNotAnswerHoldsUpTheWipesOfItsOwnVolumes(t *testing.T) {
 	n.reclaimed(m)
 }
 
+// TestAVolumeOnNoDiskWaitsForNone has a volume that hangs, and one whose device has no table.
+func TestAVolumeOnNoDiskWaitsForNone(t *testing.T) {
+	n := newNode(t, 2, "")
+	n.slowAfter, n.lvm.bare = time.Millisecond, id(1)
+	begun := make(chan struct{})
+	begin := sync.OnceFunc(func() { close(begun) })
+	_, answer := n.hang(func(volume string) bool {
+		if volume == id(0) {
+			begin()
+		}
+		<-begun
+		return volume == id(0)
+	})
+	n.start(func(*inventory.Inventory, string) {})
+	defer answer()
+	waittest.Until(t, "it is removed", func() bool { return slices.Equal(n.left(), []string{id(0)}) }, func() any { return n.left() })
+}
+
 // TestNotMoreWipesWaitThanMay has more disks that do not answer than wipes may wait.
 func TestNotMoreWipesWaitThanMay(t *testing.T) {
 	const volumes = inventory.MaxSlow + 3

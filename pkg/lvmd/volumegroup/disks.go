@@ -9,8 +9,8 @@ import (
 )
 
 // Disks is one name for the set of disks that volumes of a group lie on, as the kernel's tables say: what
-// waits for one of them waits with others on the same disks. One that is not active counts as on
-// disks of its own. It reads nothing from the disks.
+// waits for one of them waits with others on the same disks. One that is not active, or of which the device
+// has no table, counts as on disks of its own. It reads nothing from the disks.
 func Disks(l lvm.Groups, volumes ...*inventory.Volume) string {
 	var on []string
 	for _, v := range volumes {
@@ -19,14 +19,15 @@ func Disks(l lvm.Groups, volumes ...*inventory.Volume) string {
 			on = append(on, "pool "+group+"/"+pool)
 			continue
 		}
-		segments, err := l.Mapping(group, v.ID())
-		if err != nil {
-			on = append(on, "volume "+group+"/"+v.ID())
-		}
+		segments, _ := l.Mapping(group, v.ID())
+		known := len(on)
 		for _, s := range segments {
 			for _, a := range s.Areas {
 				on = append(on, "disk "+group+" "+a.Device)
 			}
+		}
+		if len(on) == known {
+			on = append(on, "volume "+group+"/"+v.ID())
 		}
 	}
 	slices.Sort(on)
