@@ -112,7 +112,7 @@ func cut(message string) string {
 }
 
 // mountedElsewhere says what has a volume mounted that is not mounted below the kubelet's
-// directory.
+// directory, nor is its device node. A Pod may mount the raw block volume that it has.
 func (m *monitor) mountedElsewhere(v *lvmdv1.Volume) (*csi.VolumeHealth_VolumeHealthEntry, error) {
 	device := deviceOf(v)
 	if inUse, err := m.mounts.InUse(device); err != nil || !inUse {
@@ -120,7 +120,11 @@ func (m *monitor) mountedElsewhere(v *lvmdv1.Volume) (*csi.VolumeHealth_VolumeHe
 	}
 	// It may have been staged since the layers were read.
 	points, err := m.mounts.Below(string(m.kubelet))
-	if err != nil || slices.ContainsFunc(points, func(p mount.Point) bool { return p.Device == device }) {
+	used := func(p mount.Point) bool {
+		shown, _ := m.devices.deviceShown(p)
+		return shown == device
+	}
+	if err != nil || slices.ContainsFunc(points, used) {
 		return nil, err
 	}
 	return &csi.VolumeHealth_VolumeHealthEntry{

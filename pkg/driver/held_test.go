@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/filesystem"
@@ -94,5 +95,24 @@ func TestTheHolderOfAVolumeThatNoPodUsesIsAConditionOfTheVolume(t *testing.T) {
 	f.mounts.Hold(deviceOf(v))
 	if found := f.CheckHealth(t.Context(), driver.Conditions{}); len(found) > 0 {
 		t.Errorf("once nothing has it: %q", found)
+	}
+}
+
+func TestWhatAPodMountedOfARawBlockVolumeThatItHasIsNoCondition(t *testing.T) {
+	f := newFixture(t)
+	for _, v := range []*lvmdv1.Volume{f.volume("a", ""), f.locked("b", "")} {
+		must.Succeed(t, f.stage(v, access(v)))
+		must.Succeed(t, f.publish(v, "pod", access(v), false))
+		device := must.Get(f.mounts.At(f.target(v, "pod")))(t).Device
+		f.mounts.Hold(device, monitoring)
+		if found := f.CheckHealth(t.Context(), driver.Conditions{}); len(found) > 0 {
+			t.Errorf("while a Pod has it: %q", found)
+		}
+		must.Succeed(t, f.unpublish(v, "pod"))
+		found := f.CheckHealth(t.Context(), driver.Conditions{})
+		if !strings.Contains(found[v.GetId()][driver.ReasonMountedElsewhere], monitoringNamed) {
+			t.Errorf("after it is unpublished: %q, want the holder named", found)
+		}
+		f.mounts.Hold(device)
 	}
 }
