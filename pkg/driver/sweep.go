@@ -145,6 +145,8 @@ func (s *sweeper) sweep(l kubelet.Mount) (id string, removed bool, err error) {
 	if err := s.mounts.Unmount(l.Path); err != nil {
 		return id, false, s.withBelow(err, l.Path)
 	}
+	// No call to unmount it will come that would end the condition.
+	s.unmounter.note(id, l.Path, nil)
 	if l.Published {
 		if err := nofollow.Remove(string(s.kubelet), l.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return id, false, fmt.Errorf("it is unmounted, but its path is left: %w", err)

@@ -7,9 +7,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"google.golang.org/grpc/codes"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
 	"github.com/carve-csi/carve/pkg/driver/mount"
 	"github.com/carve-csi/carve/pkg/filesystem"
@@ -249,4 +252,23 @@ func TestSweepLeavesAVolumeAloneThatACallIsFor(t *testing.T) {
 	f.wantAt(p.published, mount.State{Mounted: true, Device: deviceOf(v)})
 	close(proceed)
 	must.Succeed(f.t, <-done)
+}
+
+func TestWhatIsSweptIsNoVolumeAnyMoreThatCannotBeUnmounted(t *testing.T) {
+	f := newFixture(t)
+	v := f.volume("a", "ext4")
+	p := f.places(v)
+	f.leak(v, p)
+	f.mounts.SetBusy(p.published, true)
+	_, err := f.NodeUnpublishVolume(f.ctx(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.GetId(), TargetPath: p.published})
+	wantError(t, err, codes.FailedPrecondition, "busy")
+	if found := f.CheckHealth(t.Context(), driver.Conditions{}); found[v.GetId()][driver.ReasonUnmountFails] == "" {
+		t.Errorf("while it is mounted: %q", found)
+	}
+	f.mounts.SetBusy(p.published, false)
+	f.Sweep(t.Context())
+	f.wantLayers(0)
+	if found := f.CheckHealth(t.Context(), driver.Conditions{}); len(found) > 0 {
+		t.Errorf("after it was swept: %q", found)
+	}
 }
