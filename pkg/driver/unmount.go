@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -226,11 +227,12 @@ func (u *unmounter) waits(path string) bool {
 }
 
 // health says why a volume could not be unmounted from a path that it is still at, or returns
-// nil.
+// nil. Of several paths it is the same each time: a new message is noted and reported.
 func (u *unmounter) health(v *lvmdv1.Volume) *csi.VolumeHealth_VolumeHealthEntry {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	for path, w := range u.waiting {
+	for _, path := range slices.Sorted(maps.Keys(u.waiting)) {
+		w := u.waiting[path]
 		if w.id != v.GetId() && w.id != v.GetName() {
 			continue
 		}

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"errors"
 	"io"
 	"log/slog"
 	"os"
@@ -11,6 +12,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver/csierror"
 	"github.com/carve-csi/carve/pkg/driver/kubelet"
 	"github.com/carve-csi/carve/pkg/driver/mount"
@@ -61,4 +63,16 @@ func TestThawDoesNotWaitForADeviceThatDoesNotAnswer(t *testing.T) {
 			t.Error("the file system is still frozen")
 		}
 	})
+}
+
+func TestAVolumeAtTwoPathsThatItCannotLeaveHasOneConditionThatStays(t *testing.T) {
+	u := &unmounter{kubelet: kubelet.Dir("/k")}
+	v := &lvmdv1.Volume{Id: "cv1"}
+	u.note("cv1", "/k/b", errors.New("second"))
+	u.note("cv1", "/k/a", errors.New("first"))
+	for range 32 {
+		if is := u.health(v).GetMessage(); is != "first" {
+			t.Fatalf("the message is %q: lvmd and the controller learn another one at each look", is)
+		}
+	}
 }
