@@ -9,10 +9,10 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/driver/csierror"
 	"github.com/carve-csi/carve/pkg/driver/kubelet"
 	"github.com/carve-csi/carve/pkg/driver/lvmdclient"
 	"github.com/carve-csi/carve/pkg/driver/mount"
@@ -98,7 +98,7 @@ func (m *monitor) conditions(ctx context.Context, before Conditions) (Conditions
 	if err != nil {
 		return nil, err
 	}
-	found := Conditions{}
+	found, answers := Conditions{}, true
 	for _, v := range volumes {
 		entries, err := m.healthOf(v, points)
 		if err != nil {
@@ -108,7 +108,7 @@ func (m *monitor) conditions(ctx context.Context, before Conditions) (Conditions
 			}
 			continue
 		}
-		m.noteHealth(ctx, v, entries)
+		answers = answers && m.noteHealth(ctx, v, entries)
 		for _, e := range entries {
 			if found[v.GetId()] == nil {
 				found[v.GetId()] = map[string]string{}
@@ -120,8 +120,8 @@ func (m *monitor) conditions(ctx context.Context, before Conditions) (Conditions
 }
 
 // noteHealth reports to lvmd those conditions of a volume that it does not know by itself,
-// unless it has them.
-func (m *monitor) noteHealth(ctx context.Context, v *lvmdv1.Volume, entries []*csi.VolumeHealth_VolumeHealthEntry) {
+// unless it has them. False: lvmd does not answer, and is asked again when the health is looked at next.
+func (m *monitor) noteHealth(ctx context.Context, v *lvmdv1.Volume, entries []*csi.VolumeHealth_VolumeHealthEntry) (answers bool) {
 	var found []*lvmdv1.Condition
 	for _, e := range entries {
 		if slices.Contains(knownReasons, e.GetReason()) {
@@ -129,12 +129,14 @@ func (m *monitor) noteHealth(ctx context.Context, v *lvmdv1.Volume, entries []*c
 		}
 	}
 	if slices.EqualFunc(found, v.GetFound(), func(a, b *lvmdv1.Condition) bool { return proto.Equal(a, b) }) {
-		return
+		return true
 	}
-	_, err := m.volumes.NoteHealth(ctx, &lvmdv1.NoteHealthRequest{Id: v.GetId(), Found: found})
-	if err != nil && status.Code(err) != codes.NotFound && ctx.Err() == nil {
+	err := m.volumes.NoteFound(ctx, v.GetId(), found)
+	code := csierror.CodeOf(err)
+	if err != nil && code != codes.NotFound && ctx.Err() == nil {
 		m.log.Warn("a volume's health could not be noted; it is tried again", "volume", v.GetId(), "error", err)
 	}
+	return code != codes.Unavailable
 }
 
 // knownReasons are those that this plugin finds. The metrics always have them, so that

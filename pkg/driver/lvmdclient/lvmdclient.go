@@ -55,6 +55,14 @@ func (c Client) Keep(ctx context.Context, v *lvmdv1.Volume) error {
 	return failed(err)
 }
 
+// NoteFound has lvmd note what is wrong with a volume.
+func (c Client) NoteFound(ctx context.Context, id string, found []*lvmdv1.Condition) error {
+	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	defer cancel()
+	_, err := c.NoteHealth(ctx, &lvmdv1.NoteHealthRequest{Id: id, Found: found})
+	return failed(err)
+}
+
 // Named returns the volume with a name; nil when there is none.
 func (c Client) Named(ctx context.Context, name string) (*lvmdv1.Volume, error) {
 	v, err := c.get(ctx, &lvmdv1.GetVolumeRequest{Name: name})
