@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
@@ -146,8 +145,8 @@ func (e *encryption) noteEncrypted(ctx context.Context, v *lvmdv1.Volume, below 
 	if err != nil || v.GetEncrypted() {
 		return err
 	}
-	_, err = e.volumes.NoteEncrypted(ctx, &lvmdv1.NoteEncryptedRequest{Id: v.GetId()})
-	if status.Code(err) == codes.Unimplemented {
+	err = e.volumes.NoteLUKS(ctx, v.GetId())
+	if csierror.CodeOf(err) == codes.Unimplemented {
 		// During an upgrade, lvmd may be older than the node plugin.
 		return nil
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/driver"
@@ -213,6 +214,27 @@ func TestThatAVolumeIsEncryptedIsNotedBeforeItsFirstUser(t *testing.T) {
 	if got := must.Get(f.lvmd.GetVolume(f.ctx(), &lvmdv1.GetVolumeRequest{Id: v.GetId()}))(t); !got.GetVolume().GetEncrypted() {
 		t.Error("lvmd does not know it when the volume is mounted")
 	}
+}
+
+// full is an lvmd that can note nothing.
+type full struct{ lvmdv1.LVMDServer }
+
+func (full) NoteEncrypted(context.Context, *lvmdv1.NoteEncryptedRequest) (*lvmdv1.NoteEncryptedResponse, error) {
+	return nil, status.Error(codes.ResourceExhausted, "the journal is full")
+}
+
+func TestWhyLvmdCannotNoteThatAVolumeIsEncryptedIsSaid(t *testing.T) {
+	f := newFixture(t)
+	v := f.locked("a", "ext4")
+	f.machine.StopLVMD()
+	f.machine.LVMD = full{f.machine.LVMD}
+	f.machine.StartLVMD()
+	err := f.stage(v, access(v))
+	wantError(t, err, codes.ResourceExhausted, "lvmd: the journal is full")
+	if strings.Contains(status.Convert(err).Message(), "rpc error") {
+		t.Errorf("%v has gRPC's own words twice", err)
+	}
+	f.wantLocked(v)
 }
 
 func TestAVolumeWithAnotherEncryptionIsNotUsed(t *testing.T) {

@@ -63,6 +63,16 @@ func (c Client) NoteFound(ctx context.Context, id string, found []*lvmdv1.Condit
 	return failed(err)
 }
 
+// NoteLUKS has lvmd note that a volume is encrypted, which waits for the volume group. The
+// caller bounds that.
+func (c Client) NoteLUKS(ctx context.Context, id string) error {
+	_, err := c.NoteEncrypted(ctx, &lvmdv1.NoteEncryptedRequest{Id: id})
+	if err != nil && ctx.Err() != nil {
+		return fmt.Errorf("lvmd did not note that the volume is encrypted: %w", ctx.Err())
+	}
+	return failed(err)
+}
+
 // Named returns the volume with a name; nil when there is none.
 func (c Client) Named(ctx context.Context, name string) (*lvmdv1.Volume, error) {
 	v, err := c.get(ctx, &lvmdv1.GetVolumeRequest{Name: name})
