@@ -28,7 +28,7 @@ type Command struct {
 	Holds *os.File
 	// MaxOutput bounds what is kept of the standard output, in bytes: the
 	// beginning. MaxErrors bounds what is kept of the standard error: the
-	// beginning and the end. With MaxErrors 0 both go to the output. What is not
+	// beginning and the end. With one of them 0, both go to the other. What is not
 	// kept is read and dropped.
 	MaxOutput, MaxErrors int
 	// Memory bounds the program's data, in bytes; 0 is no limit. What it needs
@@ -103,9 +103,12 @@ func run(ctx context.Context, c Command, grace, look time.Duration) (Result, err
 	if c.Holds != nil {
 		cmd.Stdin = c.Holds
 	}
-	cmd.Stdout, cmd.Stderr = output, output
-	if c.MaxErrors > 0 {
-		cmd.Stderr = errs
+	cmd.Stdout, cmd.Stderr = output, errs
+	switch {
+	case c.MaxErrors == 0:
+		cmd.Stderr = output
+	case c.MaxOutput == 0:
+		cmd.Stdout = errs
 	}
 	p, err := start(cmd, c.Memory)
 	if err != nil {

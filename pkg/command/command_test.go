@@ -37,6 +37,10 @@ func TestWhatAProgramLeavesIsReturned(t *testing.T) {
 	if r, err := Run(t.Context(), c); err != nil || string(r.Output) != "out\nerr\n\n" || r.Errors != "" {
 		t.Errorf("both in one: output %q, errors %q, error %v", r.Output, r.Errors, err)
 	}
+	c.MaxOutput, c.MaxErrors = 0, 100
+	if r, err := Run(t.Context(), c); err != nil || len(r.Output) > 0 || r.Truncated || r.Errors != "out\nerr\n\n" {
+		t.Errorf("both in the other: output %q, errors %q, truncated %t, error %v", r.Output, r.Errors, r.Truncated, err)
+	}
 }
 
 func TestAMegabyteOfOutputIsReadAndBounded(t *testing.T) {

@@ -31,7 +31,7 @@ type CommandError struct {
 	// ExitCode is the tool's exit status, or -1 when it did not start or was
 	// killed.
 	ExitCode int
-	// Output is the beginning of what it wrote to stdout and stderr.
+	// Output is the beginning and the end of what it wrote to stdout and stderr.
 	Output string
 	// Err is the cause: the context's when that ended the command. It matches
 	// syscall.EIO when the tool says that the device failed, and ErrMemory when the tool
@@ -71,7 +71,8 @@ func run(ctx context.Context, device string, args []string) error {
 func runWithin(ctx context.Context, device string, o CheckOptions, args []string) error {
 	r, err := command.Run(ctx, command.Command{
 		Program: args[0], Args: args[1:], Env: []string{"PATH=" + command.Path, "LC_ALL=C"},
-		MaxOutput: maxOutput, Memory: o.Memory, Device: device, Waiting: o.Waiting,
+		// Both ends: e2fsck says of all that it corrected, and last why it failed.
+		MaxErrors: maxOutput, Memory: o.Memory, Device: device, Waiting: o.Waiting,
 	})
 	var killed *command.KilledError
 	switch cause := context.Cause(ctx); {
@@ -81,12 +82,12 @@ func runWithin(ctx context.Context, device string, o CheckOptions, args []string
 		err = fmt.Errorf("%w: %w", blockdev.ErrTimedOut, err)
 	case cause != nil:
 		err = cause
-	case strings.Contains(string(r.Output), ioError):
+	case strings.Contains(r.Errors, ioError):
 		err = fmt.Errorf("%w: %w", err, syscall.EIO)
-	case wantsMemory.Match(r.Output):
+	case wantsMemory.MatchString(r.Errors):
 		err = fmt.Errorf("%w: %w", err, ErrMemory)
 	}
-	return &CommandError{Args: args, ExitCode: r.ExitCode, Output: string(r.Output), Err: err}
+	return &CommandError{Args: args, ExitCode: r.ExitCode, Output: r.Errors, Err: err}
 }
 
 // exitCode returns the exit status of a tool that ran to its end.
