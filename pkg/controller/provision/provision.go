@@ -162,10 +162,11 @@ func (p *Provisioner) NodeChanged(node string) {
 }
 
 // DeriveReservations reserves for every claim that selected a node already, and takes its
-// create for in flight there. It is called once, before capacity is published and before run.
+// create for in flight there. It is called once, before capacity is published and before Run.
 func (p *Provisioner) DeriveReservations() {
 	for _, claim := range p.AllClaims() {
 		if p.noteSelection(claim) {
+			p.loop.Add(string(claim.UID)) // Run gets no event of one that is deleted before it watches.
 			p.adoptInFlight(claim)
 		}
 	}
