@@ -105,6 +105,18 @@ func TestWhatAnEmptyNodeHasIsPublishedByKind(t *testing.T) {
 	waittest.Until(t, "nothing of a class that is gone", h.templateIs("Standard_L8s_v3", -1))
 }
 
+// A cloud controller, or an administrator, labels a node when it has reported already.
+func TestANodeThatIsLabelledLaterIsOfAKind(t *testing.T) {
+	h := newHarness(t, withTemplates)
+	h.class("carve", nil)
+	h.node("n1", gib)
+	h.run()
+	waittest.Until(t, "n1 is published", h.capacityIs("n1", gib))
+	h.idle()
+	h.labelNode("n1", "big")
+	waittest.Until(t, "its kind is published", h.templateIs("big", gib))
+}
+
 // TestKindsThatWereNeverSeenAreConfigured scales from zero: the annotation says what there will
 // be, and comes before what nodes report. What is written wrongly is passed over.
 func TestKindsThatWereNeverSeenAreConfigured(t *testing.T) {

@@ -130,7 +130,8 @@ func (p *Publisher) Run(ctx context.Context) error {
 		cluster.On(p.Nodes, cache.TypedResourceEventHandlerFuncs[*v1.Node]{
 			AddFunc: func(node *v1.Node) { p.NodeChanged(node.Name) },
 			UpdateFunc: func(before, after *v1.Node) {
-				if cluster.OutOfService(before) != cluster.OutOfService(after) {
+				kind := p.TemplateLabel // empty for none, which is no label of a node
+				if cluster.OutOfService(before) != cluster.OutOfService(after) || before.Labels[kind] != after.Labels[kind] {
 					p.NodeChanged(after.Name)
 				}
 			},
