@@ -48,11 +48,12 @@ func (a *Agents) Known(address netip.Addr) bool {
 // MayBeOn reports whether a node has an agent, or is to have one. It does so, too, while the agents are not known, and
 // while there is none on any node: then the DaemonSet is gone, perhaps by mistake.
 func (a *Agents) MayBeOn(node string) bool {
-	if !a.Synced() || len(a.pods.GetIndexer().ListIndexFuncValues(byNode)) == 0 {
+	if !a.Synced() {
 		return true
 	}
 	pods, err := a.pods.GetIndexer().IndexKeys(byNode, node)
-	return err != nil || len(pods) > 0
+	// The last condition lists all nodes. Few are asked for that have no agent.
+	return err != nil || len(pods) > 0 || len(a.pods.GetIndexer().ListIndexFuncValues(byNode)) == 0
 }
 
 // nodeOf is the node of a Pod, which a DaemonSet's has before it is scheduled, in its affinity.

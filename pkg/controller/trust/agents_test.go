@@ -1,11 +1,14 @@
 package trust
 
 import (
+	"fmt"
 	"net/netip"
+	"runtime"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	k8sruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/carve-csi/carve/pkg/must"
@@ -67,4 +70,29 @@ func TestTheNodesOfAgentsAreKnown(t *testing.T) {
 		must.Succeed(t, client.CoreV1().Pods("carve-system").Delete(t.Context(), pod, metav1.DeleteOptions{}))
 	}
 	waittest.Until(t, "while there is no agent at all, one may be missing anywhere", func() bool { return agents.MayBeOn("n3") })
+}
+
+// A new leader asks for every node, before the nodes are connected.
+func TestWhetherANodeHasAnAgentTakesNoLookAtAllNodes(t *testing.T) {
+	const nodes = 1000
+	pods := make([]k8sruntime.Object, nodes)
+	for i := range pods {
+		pod := agentPod(fmt.Sprint("agent-", i), v1.PodRunning, "")
+		pod.Spec.NodeName = fmt.Sprint("n", i)
+		pods[i] = pod
+	}
+	agents := must.Get(NewAgents(fake.NewClientset(pods...), "carve-system", "carve-node"))(t)
+	go agents.Run(t.Context())
+	waittest.Until(t, "the agents are known", agents.Synced)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range nodes {
+		if !agents.MayBeOn("n7") {
+			t.Fatal("the node is said to have no agent")
+		}
+	}
+	runtime.ReadMemStats(&after)
+	if each := (after.TotalAlloc - before.TotalAlloc) / nodes; each > nodes {
+		t.Errorf("each answer takes %d bytes, of %d nodes", each, nodes)
+	}
 }
