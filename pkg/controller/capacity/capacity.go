@@ -50,6 +50,8 @@ type Key struct {
 	// stray is set, and the others are not, for an object that carries our
 	// label under a name that we would not give it.
 	stray string
+	// all is set, and the others are not, for a look at all objects.
+	all bool
 }
 
 // ObjectName is where the capacity of key is published: NODE--CLASS--HASH, the node and the
@@ -230,7 +232,8 @@ func (p *Publisher) objectDeleted(c *storagev1.CSIStorageCapacity) {
 	if key := p.keyOf(c); key.ObjectName() == c.Name {
 		p.loop.Add(key)
 	} else {
-		p.allChanged() // one of them has that name
+		// One of them has that name. Each look is at all nodes, and an upgrade may have renamed an object of each.
+		p.loop.AddAfter(Key{all: true}, IncreaseDelay)
 	}
 }
 
@@ -310,6 +313,10 @@ func (p *Publisher) unreported(key Key) desired {
 
 // sync makes the object what it should be, and returns when to look again.
 func (p *Publisher) sync(ctx context.Context, key Key) (time.Duration, error) {
+	if key.all {
+		p.allChanged()
+		return 0, nil
+	}
 	if key.stray != "" {
 		if object := p.current(key.stray); object != nil && p.keyOf(object).ObjectName() != object.Name {
 			return 0, p.rename(ctx, object)

@@ -1,8 +1,11 @@
 package capacity
 
 import (
+	"context"
 	"log/slog"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -11,6 +14,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/clientfake"
@@ -18,6 +23,7 @@ import (
 	"github.com/carve-csi/carve/pkg/fleet"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/scheduler"
+	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 const kindLabel = "example.com/kind"
@@ -27,9 +33,9 @@ var (
 	kindKey = Key{Template: "big", Class: "carve"}
 )
 
-// syncing has a publisher work on a key while there is an object, and returns what it wrote. There
-// are a class, a node n1 that has not reported, and 5 GiB on nodes of the kind "big".
-func syncing(t *testing.T, key Key, object *storagev1.CSIStorageCapacity) (verbs []string) {
+// newPublisher makes a publisher while there is an object. There are a class, a node n1 that has not
+// reported, and 5 GiB on nodes of the kind "big".
+func newPublisher(t *testing.T, object *storagev1.CSIStorageCapacity) (*Publisher, *fake.Clientset) {
 	t.Helper()
 	object.Namespace = "carve-system"
 	client := clientfake.New(object)
@@ -40,13 +46,52 @@ func syncing(t *testing.T, key Key, object *storagev1.CSIStorageCapacity) (verbs
 	must.Succeed(t, c.Classes.GetIndexer().Add(&storagev1.StorageClass{Provisioner: names.Driver,
 		ObjectMeta: metav1.ObjectMeta{Name: "carve", Annotations: map[string]string{names.AnnotationTemplateCapacity: "big=5Gi"}}}))
 	available := cluster.NewAvailability(func(string) bool { return false }, scheduler.NewLedger(time.Now), func(string) {}, time.Now, log)
-	p := New(c, Options{Namespace: "carve-system", Ledger: scheduler.NewLedger(time.Now), Available: available,
-		TemplateLabel: kindLabel, Metrics: NewMetrics(prometheus.NewRegistry())})
+	return New(c, Options{Namespace: "carve-system", Ledger: scheduler.NewLedger(time.Now), Available: available,
+		TemplateLabel: kindLabel, Metrics: NewMetrics(prometheus.NewRegistry())}), client
+}
+
+// syncing has a publisher work on a key while there is an object, and returns what it wrote.
+func syncing(t *testing.T, key Key, object *storagev1.CSIStorageCapacity) (verbs []string) {
+	t.Helper()
+	p, client := newPublisher(t, object)
 	must.Get(p.sync(t.Context(), key))(t)
 	for _, action := range client.Actions() {
 		verbs = append(verbs, action.GetVerb())
 	}
 	return verbs
+}
+
+// counted counts how often all StorageClasses are listed, as each look at all objects begins.
+type counted struct {
+	cache.TypedSharedIndexInformer[*storagev1.StorageClass]
+	lists atomic.Int64
+}
+
+func (c *counted) GetStore() cache.Store {
+	c.lists.Add(1)
+	return c.TypedSharedIndexInformer.GetStore()
+}
+
+func TestManyStraysThatAreGoneAreOneLookAtAllObjects(t *testing.T) {
+	stray := Describe(nodeKey, scheduler.FreeSpace{Available: 1, MaximumVolume: 1})
+	stray.Name = "another-name"
+	p, _ := newPublisher(t, stray)
+	classes := &counted{TypedSharedIndexInformer: p.Classes}
+	p.Classes = classes
+	var working sync.WaitGroup
+	defer working.Wait()
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	working.Go(func() { p.loop.Run(ctx) })
+	const strays = 1000
+	began := time.Now()
+	for range strays {
+		p.objectDeleted(stray)
+	}
+	waittest.Until(t, "all objects are looked at", func() bool { return classes.lists.Load() > 0 })
+	if got, most := classes.lists.Load(), 2+int64(time.Since(began)/IncreaseDelay); got > most {
+		t.Errorf("of %d strays: want at most %d looks at all objects, got %d", strays, most, got)
+	}
 }
 
 func TestAnObjectAboutSomethingElseIsRemovedAndNotWritten(t *testing.T) {
