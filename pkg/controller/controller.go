@@ -375,6 +375,7 @@ func (c *Controller) forgetNodes(ctx context.Context) {
 	if a := c.acting.Load(); a != nil {
 		a.publisher.RemoveRetired()
 	}
+	c.freeChanged(c.core.ledger.Expire()) // A provisioner looks more often.
 	c.core.Losses.Agentless.Retain(c.core.Now(), func(node string) bool {
 		_, err := c.core.NodeLister.Get(node)
 		return err == nil

@@ -63,7 +63,8 @@ func (c *Controller) published(node string, d scheduler.Demand) error {
 
 // shadowReservations keeps the ledger's reservations on a replica that does not
 // provision, from what claims show: the nodes that they chose. The leader's
-// provisioner knows more, and derives its own again when it begins.
+// provisioner knows more, and derives its own again when it begins. A leader without one
+// publishes these.
 func (c *Controller) shadowReservations() (stop func(), err error) {
 	note := func(claim *v1.PersistentVolumeClaim, deleted bool) {
 		if a := c.acting.Load(); a != nil && a.provisioner != nil {
@@ -75,15 +76,26 @@ func (c *Controller) shadowReservations() (stop func(), err error) {
 			return // what is bound is reserved until its node reports it
 		}
 		if r, err := spec.ParseClaim(claim, class); err == nil && node != "" && !deleted && claim.DeletionTimestamp == nil {
-			c.core.ledger.Reserve(scheduler.Reservation{Claim: string(claim.UID), Volume: spec.VolumeName(claim), Node: node,
-				Class: r.DeviceClass, Bytes: r.Footprint(), Deadline: c.core.Now().Add(provision.ReservationLife)})
+			c.freeChanged(c.core.ledger.Reserve(scheduler.Reservation{Claim: string(claim.UID), Volume: spec.VolumeName(claim), Node: node,
+				Class: r.DeviceClass, Bytes: r.Footprint(), Deadline: c.core.Now().Add(provision.ReservationLife)}))
 			return
 		}
-		c.core.ledger.Release(string(claim.UID))
+		if node, ok := c.core.ledger.Release(string(claim.UID)); ok {
+			c.freeChanged([]string{node})
+		}
 	}
 	return cluster.Watch(cluster.OnChange(c.core.Claims,
 		func(claim *v1.PersistentVolumeClaim) { note(claim, false) },
 		func(claim *v1.PersistentVolumeClaim) { note(claim, true) }))
+}
+
+// freeChanged is called with nodes on which reservations were made or ended.
+func (c *Controller) freeChanged(nodes []string) {
+	if a := c.acting.Load(); a != nil {
+		for _, node := range nodes {
+			a.freeChanged(node)
+		}
+	}
 }
 
 // demands are the volumes of ours that a Pod still needs: of its claims that

@@ -92,7 +92,9 @@ func (c *Controller) assemble() *acting {
 // freeChanged is called with a node on which reservations were made or ended.
 func (a *acting) freeChanged(node string) {
 	a.publisher.NodeChanged(node)
-	a.reporter.NodeChanged(node)
+	if a.reporter != nil {
+		a.reporter.NodeChanged(node)
+	}
 }
 
 // start begins what acts. It ends with ctx.
