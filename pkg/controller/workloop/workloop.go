@@ -86,6 +86,9 @@ func (l *Loop[K]) Run(ctx context.Context) {
 }
 
 func (l *Loop[K]) work(ctx context.Context, key K) {
+	if ctx.Err() != nil {
+		return // The queue hands out what is left in it: a leader has its lease until that is done.
+	}
 	again, err := l.o.Work(ctx, key)
 	switch {
 	case ctx.Err() != nil:

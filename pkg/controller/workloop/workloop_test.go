@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -203,6 +204,24 @@ func TestTheEndWaitsForWhatIsUnderWay(t *testing.T) {
 			t.Error("the loop ended before its work")
 		}
 	})
+}
+
+// A leader keeps its lease until its loops have ended.
+func TestNoKeyIsWorkedOnAfterTheEnd(t *testing.T) {
+	ctx, end := context.WithCancel(t.Context())
+	var worked atomic.Int32
+	l := New(Options[string]{Parallel: 1, RetryMin: time.Second, RetryMax: time.Second, Work: func(context.Context, string) (time.Duration, error) {
+		worked.Add(1)
+		end()
+		return 0, nil
+	}})
+	for _, key := range []string{"a/1", "a/2", "a/3"} {
+		l.Add(key)
+	}
+	l.Run(ctx)
+	if n := worked.Load(); n != 1 {
+		t.Errorf("%d keys were worked on, want the first alone", n)
+	}
 }
 
 func TestAKeyThatIsAddedOftenForLaterIsWorkedOnOnce(t *testing.T) {
