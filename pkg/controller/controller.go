@@ -372,6 +372,14 @@ func (c *Controller) forgetNodes(ctx context.Context) {
 			c.core.Fleet.Forget(view.Node)
 		}
 	}
+	for _, node := range c.core.available.HeldBack(cluster.CauseAway) {
+		if _, connectedOnce := c.core.Fleet.View(node); connectedOnce {
+			continue // The fleet forgets it.
+		}
+		if gone, err := c.core.NodeGone(ctx, node); err == nil && gone {
+			c.core.available.Forget(node)
+		}
+	}
 	if a := c.acting.Load(); a != nil {
 		a.publisher.RemoveRetired()
 	}

@@ -12,6 +12,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/fleet"
 	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/waittest"
@@ -41,6 +42,24 @@ func TestAReportIsKeptOfANodeThatReconnectsWhileItIsForgotten(t *testing.T) {
 		_, known := h.c.core.ledger.FreeSpace("n1", "local")
 		return known
 	})
+}
+
+// A replica that led holds a node back that never connected to it. Only a leader's publisher looks at such a node.
+func TestANodeThatNeverConnectedIsForgottenWhereNoneLeads(t *testing.T) {
+	h := newHarness(t)
+	t.Cleanup(func() { h.c.core.Fleet.Close(); h.net.Close() })
+	h.node("n1", 0)
+	h.c.core.available.Grace = time.Millisecond
+	held := func() []string { return h.c.core.available.HeldBack(cluster.CauseAway) }
+	h.c.core.available.NoteAway("n1")
+	waittest.Until(t, "n1 is held back", func() bool { return len(held()) == 1 })
+	if h.c.forgetNodes(t.Context()); len(held()) != 1 {
+		t.Error("a node that is there is not held back any more")
+	}
+	h.deleteNode("n1")
+	if h.c.forgetNodes(t.Context()); len(held()) != 0 {
+		t.Errorf("held back are %v, which are gone", held())
+	}
 }
 
 // The clock is the test's: the increase waits for as long as the publisher remembers it.
