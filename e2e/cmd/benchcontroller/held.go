@@ -111,14 +111,16 @@ func (c *cluster) bind(ctx context.Context, namespace string, h held) error {
 	if err != nil {
 		return fmt.Errorf("make PersistentVolume %s: %w", h.Name, err)
 	}
-	// The PV controller would do the rest, one volume after the other.
+	// The PV controller and the PVC protection controller would do the rest, one volume after the other. That no Pod
+	// uses the claims, the latter would note before it lets claims of Pods go.
 	_, err = c.client.CoreV1().PersistentVolumes().Patch(ctx, h.Name, types.MergePatchType, []byte(`{"status":{"phase":"Bound"}}`), metav1.PatchOptions{}, "status")
 	if err != nil {
 		return fmt.Errorf("have PersistentVolume %s bound: %w", h.Name, err)
 	}
 	for _, patch := range []struct{ text, subresource string }{
 		{`{"metadata":{"annotations":{"pv.kubernetes.io/bind-completed":"yes"}}}`, ""},
-		{fmt.Sprintf(`{"status":{"phase":"Bound","accessModes":[%q],"capacity":{"storage":"%d"}}}`, modes[0], heldBytes), "status"},
+		{fmt.Sprintf(`{"status":{"phase":"Bound","accessModes":[%q],"capacity":{"storage":"%d"},"conditions":[{"type":%q,"status":"True","lastTransitionTime":%q}]}}`,
+			modes[0], heldBytes, corev1.PersistentVolumeClaimUnused, time.Now().UTC().Format(time.RFC3339)), "status"},
 	} {
 		_, err := c.client.CoreV1().PersistentVolumeClaims(namespace).Patch(ctx, h.Claim, types.MergePatchType, []byte(patch.text), metav1.PatchOptions{}, patch.subresource)
 		if err != nil {
