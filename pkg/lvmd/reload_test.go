@@ -69,8 +69,9 @@ func TestAReloadThatWaitsForADiskHoldsUpNoOtherOperation(t *testing.T) {
 	m := newMachine(t)
 	slow := &slowPlacement{asked: make(chan struct{}), goOn: make(chan struct{})}
 	d := m.start(t, func(_ *daemon, o *Options) { slow.Groups, o.LVM = o.LVM, slow })
+	c := parse(t, oneClass+"- {name: striped, volumeGroup: carve, type: striped, stripes: 2}\n")
 	reloaded := make(chan error)
-	go func() { reloaded <- d.Reload(parse(t, oneClass+"- {name: striped, volumeGroup: carve, type: striped, stripes: 2}\n")) }()
+	go func() { reloaded <- d.Reload(c) }()
 	<-slow.asked
 	if d.admission.TryRLock() {
 		d.admission.RUnlock()
