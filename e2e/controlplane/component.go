@@ -3,16 +3,15 @@ package controlplane
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -56,24 +55,45 @@ func (c *ControlPlane) StartComponent(ctx context.Context, name string) error {
 // StopComponent ends the component called name and returns when it is gone; its port is
 // free then. It is no error if it does not run.
 func (c *ControlPlane) StopComponent(ctx context.Context, name string) error {
-	if err := c.signal(name, syscall.SIGTERM); err != nil {
+	running, err := c.pin(name)
+	if err != nil {
 		return err
+	}
+	defer running.release()
+	if err := running.signal(unix.SIGTERM); err != nil {
+		return fmt.Errorf("signal %s: %w", name, err)
 	}
 	polite, cancel := context.WithTimeout(ctx, stopTimeout)
 	defer cancel()
-	if err := c.waitGone(polite, name); err == nil || ctx.Err() != nil {
-		return err
+	if err := running.wait(polite); err == nil || ctx.Err() != nil {
+		return waited(name, err)
 	}
-	return c.KillComponent(ctx, name)
+	return kill(ctx, name, running)
 }
 
 // KillComponent ends the component called name as a crash would and returns when it is
 // gone. It is no error if it does not run.
 func (c *ControlPlane) KillComponent(ctx context.Context, name string) error {
-	if err := c.signal(name, syscall.SIGKILL); err != nil {
+	running, err := c.pin(name)
+	if err != nil {
 		return err
 	}
-	return c.waitGone(ctx, name)
+	defer running.release()
+	return kill(ctx, name, running)
+}
+
+func kill(ctx context.Context, name string, running processes) error {
+	if err := running.signal(unix.SIGKILL); err != nil {
+		return fmt.Errorf("signal %s: %w", name, err)
+	}
+	return waited(name, running.wait(ctx))
+}
+
+func waited(name string, err error) error {
+	if err != nil {
+		return fmt.Errorf("wait for the end of %s: %w", name, err)
+	}
+	return nil
 }
 
 // Running reports whether the component called name runs, healthy or not.
@@ -118,77 +138,6 @@ func (c *ControlPlane) launch(name string, arguments []string) (<-chan error, er
 	ended := make(chan error, 1)
 	go func() { ended <- command.Wait() }()
 	return ended, nil
-}
-
-// find returns the processes of the component called name.
-func (c *ControlPlane) find(name string) ([]int, error) {
-	all, err := c.namespace.Processes()
-	if err != nil {
-		return nil, err
-	}
-	var pids []int
-	for _, pid := range all {
-		if processName(pid) == name {
-			pids = append(pids, pid)
-		}
-	}
-	return pids, nil
-}
-
-// processName returns the name under which a process was called, or nothing if it is
-// gone.
-func processName(pid int) string {
-	line, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
-	if err != nil {
-		return ""
-	}
-	name, _, _ := strings.Cut(string(line), "\x00")
-	return name
-}
-
-// signal sends sig to the component called name.
-func (c *ControlPlane) signal(name string, sig os.Signal) error {
-	pids, err := c.find(name)
-	if err != nil {
-		return err
-	}
-	for _, pid := range pids {
-		if err := signalProcess(pid, name, sig); err != nil {
-			return fmt.Errorf("signal %s: %w", name, err)
-		}
-	}
-	return nil
-}
-
-// signalProcess looks again once the process is pinned (FindProcess takes a pidfd), so
-// that a process that took over the id is never hit.
-func signalProcess(pid int, name string, sig os.Signal) error {
-	process, err := os.FindProcess(pid)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = process.Release() }() // Only frees the pin.
-	if processName(pid) != name {
-		return nil
-	}
-	if err := process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return err
-	}
-	return nil
-}
-
-func (c *ControlPlane) waitGone(ctx context.Context, name string) error {
-	for {
-		pids, err := c.find(name)
-		if err != nil || len(pids) == 0 {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("wait for the end of %s: %w", name, context.Cause(ctx))
-		case <-time.After(pollInterval):
-		}
-	}
 }
 
 // PrintEnded prints the end of the log of each component that has ended.

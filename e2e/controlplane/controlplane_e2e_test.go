@@ -5,6 +5,11 @@ package controlplane
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -16,14 +21,9 @@ import (
 	"github.com/carve-csi/carve/e2e/netns"
 )
 
-func TestRealControlPlane(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
-	defer cancel()
-	binary, err := kube.Build(ctx, t.Output())
-	if err != nil {
-		t.Fatal(err)
-	}
-	const name = "carve-test-controlplane"
+// newNamespace makes a network namespace for as long as the test runs.
+func newNamespace(ctx context.Context, t *testing.T, name string) netns.Namespace {
+	t.Helper()
 	// An aborted run may have left its own.
 	if err := netns.Remove(ctx, name); err != nil {
 		t.Fatal(err)
@@ -37,6 +37,17 @@ func TestRealControlPlane(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	return namespace
+}
+
+func TestRealControlPlane(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
+	defer cancel()
+	binary, err := kube.Build(ctx, t.Output())
+	if err != nil {
+		t.Fatal(err)
+	}
+	namespace := newNamespace(ctx, t, "carve-test-controlplane")
 	options := Options{Dir: t.TempDir(), Namespace: namespace, Kube: binary, Progress: t.Output()}
 	c, err := Start(ctx, options)
 	if err != nil {
@@ -105,6 +116,47 @@ func TestRealControlPlane(t *testing.T) {
 			t.Errorf("processes after Stop: %v, %v", pids, err)
 		}
 	})
+}
+
+// TestAComponentIsGoneWhenItsMemoryIsFreed ends a process that has much memory to free, which it does
+// before it closes its sockets: until then its port is taken, and the next start fails.
+func TestAComponentIsGoneWhenItsMemoryIsFreed(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	namespace := newNamespace(ctx, t, "carve-test-component")
+	plane := &ControlPlane{namespace: namespace}
+	for _, end := range []func(context.Context, string) error{plane.StopComponent, plane.KillComponent} {
+		dd, err := exec.LookPath("dd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		const component = "large-component"
+		command := &exec.Cmd{Path: dd, Args: []string{component, "if=/dev/zero", "of=/dev/null", "bs=512M"}}
+		if err := namespace.Start(command); err != nil {
+			t.Fatal(err)
+		}
+		waitFor(ctx, t, func() error {
+			status, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(command.Process.Pid), "statm"))
+			if err != nil {
+				return err
+			}
+			var size, resident int
+			if _, err := fmt.Sscan(string(status), &size, &resident); err != nil {
+				return err
+			}
+			if resident*os.Getpagesize() < 512<<20 {
+				return errNotYet
+			}
+			return nil
+		})
+		if err := end(ctx, component); err != nil {
+			t.Error(err)
+		}
+		if pids, err := namespace.Processes(); err != nil || len(pids) > 0 {
+			t.Errorf("processes after its end: %v, %v", pids, err)
+		}
+		_ = command.Wait() // It was ended by a signal.
+	}
 }
 
 var errNotYet = errors.New("not yet")
