@@ -15,6 +15,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/layout"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
+	"github.com/carve-csi/carve/pkg/lvmd/inventory"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
@@ -138,6 +139,18 @@ func TestAnAdoptionIsRevertedUntilItIsConfirmed(t *testing.T) {
 	if got := d.list(); len(got) != 1 || got[0].GetAdoptedFrom() != "" || got[0].GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY {
 		t.Errorf("after a restart: %v", got)
 	}
+}
+
+// TestNoAdoptionIsGivenAVolumeThatIsBeingReverted: its caller would name in a PersistentVolume what has its former name a moment later.
+func TestNoAdoptionIsGivenAVolumeThatIsBeingReverted(t *testing.T) {
+	m := newMachine(t)
+	d := startWithForeign(t, m)
+	v := must.Get(d.client.AdoptVolume(t.Context(), adoption("pvc-1")))(t).GetVolume()
+	claimed := must.Get(d.claimAdopted(v.GetId(), inventory.Deleting))(t)
+	_, err := d.client.AdoptVolume(t.Context(), adoption("pvc-1"))
+	wantCode(t, err, codes.Aborted, names.ReasonOperationPending)
+	claimed.Release()
+	must.Get(d.client.AdoptVolume(t.Context(), adoption("pvc-1")))(t)
 }
 
 func TestWhatCannotBeAdoptedIsLeftAlone(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 )
 
 // AdoptedBefore reports the volume of a name, or returns nil if there is none. It is an error if
-// that was not adopted from the logical volume.
+// that was not adopted from the logical volume, or is being reverted.
 func (m *Inventory) AdoptedBefore(name, lv string) (*lvmdv1.Volume, error) {
 	m.lock()
 	defer m.unlock()
@@ -24,6 +24,8 @@ func (m *Inventory) AdoptedBefore(name, lv string) (*lvmdv1.Volume, error) {
 		return nil, nil
 	case v.rec.AdoptedFrom != lv:
 		return nil, apierror.RequestDiffers(name, fmt.Sprintf("it was adopted from %q, asked for %q", v.rec.AdoptedFrom, lv))
+	case v.lifecycle.State() == Deleting:
+		return nil, errDeleting(v) // The claim of a reversal.
 	}
 	return v.proto(), nil
 }
