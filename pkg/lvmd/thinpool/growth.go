@@ -36,7 +36,7 @@ type Growth struct {
 }
 
 // Grow decides to what a pool is extended: its data by a step of its configuration, its metadata
-// to twice its size, with the spare that LVM keeps for repairs. What keeps the data from growing
+// to twice its size, or what there is space for, with the spare that LVM keeps for repairs. What keeps the data from growing
 // does not keep the metadata from it.
 func (p Pool) Grow() Growth {
 	var g Growth
@@ -78,17 +78,20 @@ func (p Pool) growData() (extents int64, stuck string) {
 }
 
 func (p Pool) growMetadata() (bytes int64, stuck string) {
+	size, l := p.ExtentSize, p.MetadataLayout
 	growth := p.Free
-	if !p.MetadataLayout.IsLinear() {
+	if !l.IsLinear() {
 		growth = p.MetadataGrowth
 	}
-	more := min(p.Metadata, maxMetadata/p.ExtentSize*p.ExtentSize-p.Metadata)
-	extents := more / p.ExtentSize
-	switch {
-	case more <= 0:
+	more := min(p.Metadata, maxMetadata/size*size-p.Metadata)
+	if more <= 0 {
 		return 0, "its metadata is as large as can be"
-	case p.MetadataLayout.RawGrowth(extents)+extents > p.Free, extents > growth:
+	}
+	// The spare grows by as much, and is linear.
+	units := min(more/size, growth) / l.Unit()
+	units = min(units, p.Free/(l.RawGrowth(l.Unit())+l.Unit()))
+	if units <= 0 {
 		return 0, fmt.Sprintf("volume group %q has no free space left for more metadata beside what is reserved", p.Group)
 	}
-	return p.Metadata + more, ""
+	return p.Metadata + units*l.Unit()*size, ""
 }

@@ -35,8 +35,15 @@ func TestAPoolGrowsByAStepAsFarAsThereIsSpace(t *testing.T) {
 		{"by what its devices have", pool(func(p *Pool) { p.DataLayout, p.DataGrowth = mirror, 4 }), Growth{Extents: 54}, ""},
 		{"not when its devices are full", pool(func(p *Pool) { p.DataLayout = mirror }), Growth{}, "the devices that it can grow on"},
 		{"the metadata to twice its size", pool(func(p *Pool) { p.DataDue, p.MetadataDue = false, true }), Growth{Metadata: 4 * extent}, ""},
-		{"the metadata with its spare", pool(func(p *Pool) { p.DataDue, p.MetadataDue, p.Free = false, true, 3 }), Growth{}, "more metadata"},
-		{"the data first", pool(func(p *Pool) { p.MetadataDue, p.Free = true, 13 }), Growth{Extents: 60}, "more metadata"},
+		{"the metadata with its spare", pool(func(p *Pool) { p.DataDue, p.MetadataDue, p.Free = false, true, 1 }), Growth{}, "more metadata"},
+		{"the metadata by what is left", pool(func(p *Pool) { p.DataDue, p.MetadataDue, p.Free = false, true, 3 }), Growth{Metadata: 3 * extent}, ""},
+		{"mirrored metadata by what is left", pool(func(p *Pool) {
+			p.DataDue, p.MetadataDue, p.Metadata, p.MetadataLayout, p.MetadataGrowth, p.Free = false, true, 4*extent, mirror, 3, 8
+		}), Growth{Metadata: 6 * extent}, ""},
+		{"mirrored metadata by what its devices have", pool(func(p *Pool) {
+			p.DataDue, p.MetadataDue, p.Metadata, p.MetadataLayout, p.MetadataGrowth = false, true, 4*extent, mirror, 1
+		}), Growth{Metadata: 5 * extent}, ""},
+		{"the data first", pool(func(p *Pool) { p.MetadataDue, p.Free = true, 11 }), Growth{Extents: 60}, "more metadata"},
 		{"the metadata although the data cannot", pool(func(p *Pool) {
 			p.MetadataDue, p.DataLayout = true, mirror
 		}), Growth{Metadata: 4 * extent}, "the devices that it can grow on"},
