@@ -16,8 +16,13 @@ import (
 	"github.com/carve-csi/carve/pkg/luks"
 )
 
-// sweepInterval is how often the node is searched for what leaked.
-const sweepInterval = 5 * time.Minute
+const (
+	// sweepInterval is how often the node is searched for what leaked.
+	sweepInterval = 5 * time.Minute
+	// unmountTimeout is how long the others wait for one leak to be unmounted. A device that does not
+	// answer may keep umount(2) for ever.
+	unmountTimeout = time.Minute
+)
 
 // sweeper unmounts and closes what only a previous run of the plugin can have left.
 type sweeper struct {
@@ -94,15 +99,30 @@ func (s *sweeper) sweepMounts(ctx context.Context, leaks []kubelet.Mount) {
 		if ctx.Err() != nil {
 			return
 		}
-		id, removed, err := s.sweep(l)
-		switch {
-		case err != nil:
-			s.metrics.swept(l.Kind(), "kept")
-			s.log.Warn("a mount that leaked is left alone", "volume", id, "path", l.Path, "error", err)
-		case removed:
-			s.metrics.swept(l.Kind(), "removed")
-			s.log.Info("removed a mount that leaked", "volume", id, "path", l.Path)
+		done := make(chan struct{})
+		// It has the volume's lock: it is not begun again, nor does a call touch the volume, until it ends.
+		go func() {
+			defer close(done)
+			s.sweepOne(l)
+		}()
+		select {
+		case <-done:
+		case <-ctx.Done():
+		case <-time.After(unmountTimeout):
+			s.log.Warn("a mount that leaked is not unmounted yet: its device does not answer", "path", l.Path, "after", unmountTimeout)
 		}
+	}
+}
+
+func (s *sweeper) sweepOne(l kubelet.Mount) {
+	id, removed, err := s.sweep(l)
+	switch {
+	case err != nil:
+		s.metrics.swept(l.Kind(), "kept")
+		s.log.Warn("a mount that leaked is left alone", "volume", id, "path", l.Path, "error", err)
+	case removed:
+		s.metrics.swept(l.Kind(), "removed")
+		s.log.Info("removed a mount that leaked", "volume", id, "path", l.Path)
 	}
 }
 
