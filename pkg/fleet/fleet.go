@@ -98,12 +98,16 @@ func New(o Options) *Fleet {
 func (f *Fleet) Close() {
 	f.mu.Lock()
 	f.closed = true
+	var open []*uplink.Session
 	for _, n := range f.nodes {
 		if n.session != nil {
-			n.session.Close()
+			open = append(open, n.session)
 		}
 	}
 	f.mu.Unlock()
+	for _, s := range open {
+		s.Retire(0)
+	}
 	f.cancel()
 	f.work.Wait()
 }
@@ -112,8 +116,9 @@ func (f *Fleet) Close() {
 func (f *Fleet) Add(s *uplink.Session) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	// To close a session takes seconds where its peer takes nothing in: that is not done under the lock.
 	if f.closed {
-		s.Close()
+		s.Retire(0)
 		return
 	}
 	n := f.nodes[s.Node()]
@@ -124,7 +129,7 @@ func (f *Fleet) Add(s *uplink.Session) {
 	if n.session != nil {
 		n.session.Retire(drainReplaced)
 		if n.before != nil {
-			n.before.Close() // a node that connects again and again has two at a time
+			n.before.Retire(0) // a node that connects again and again has two at a time
 		}
 		n.before = n.session
 	}

@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,6 +19,7 @@ import (
 	"github.com/carve-csi/carve/pkg/fleet"
 	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/uplink"
 	"github.com/carve-csi/carve/pkg/uplink/uplinktest"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -277,4 +280,46 @@ func TestAReportOfANodeThatReconnectsComesAfterItWasForgotten(t *testing.T) {
 	if want := []string{"reported", "forgotten", "reported"}; !slices.Equal(order, want) {
 		t.Errorf("order %q, want %q", order, want)
 	}
+}
+
+// slowToClose is a listener of connections that are not closed before hold is.
+type slowToClose struct {
+	net.Listener
+	hold chan struct{}
+}
+
+func (l slowToClose) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return slowConn{conn, l.hold}, nil
+}
+
+type slowConn struct {
+	net.Conn
+	hold chan struct{}
+}
+
+func (c slowConn) Close() error {
+	<-c.hold
+	return c.Conn.Close()
+}
+
+func TestASessionThatIsSlowToCloseHoldsUpNoOtherNode(t *testing.T) {
+	lis := slowToClose{Listener: must.Get(net.Listen("tcp", "127.0.0.1:0"))(t), hold: make(chan struct{})}
+	f := fleet.New(fleet.Options{Log: slog.New(slog.DiscardHandler)})
+	var added atomic.Int64
+	network := must.Get(uplinktest.NewNetworkOn(lis, t.TempDir(), func(s *uplink.Session) {
+		f.Add(s)
+		added.Add(1)
+	}))(t)
+	release := sync.OnceFunc(func() { close(lis.hold) })
+	t.Cleanup(func() { release(); f.Close(); network.Close() })
+	for n := range int64(3) { // The first is closed when there is a third.
+		network.Attach(lvmdfake.New("n", lvmdfake.Class{Name: "local", Default: true, Bytes: gib}))
+		waittest.Until(t, "the fleet takes over the session", func() bool { return added.Load() == n+1 })
+	}
+	f.Close()
+	release()
 }

@@ -48,6 +48,15 @@ type attachment struct {
 // NewNetwork starts an uplink server that hands its sessions to onSession.
 // dir holds the files that nodes read. Close ends it.
 func NewNetwork(dir string, onSession func(*uplink.Session)) (*Network, error) {
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("listen for the nodes of a test: %w", err)
+	}
+	return NewNetworkOn(lis, dir, onSession)
+}
+
+// NewNetworkOn is NewNetwork on a listener, which Close closes.
+func NewNetworkOn(lis net.Listener, dir string, onSession func(*uplink.Session)) (*Network, error) {
 	cert, ca, err := selfSigned()
 	if err != nil {
 		return nil, err
@@ -56,10 +65,6 @@ func NewNetwork(dir string, onSession func(*uplink.Session)) (*Network, error) {
 		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
 			return nil, fmt.Errorf("files of the test's network: %w", err)
 		}
-	}
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, fmt.Errorf("listen for the nodes of a test: %w", err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	n := &Network{addr: lis.Addr().String(), dir: dir, cancel: cancel, done: make(chan struct{}), nodes: map[string]*attachment{}}
