@@ -72,7 +72,7 @@ func (p *Pinner) candidates() (marked []candidate) {
 	for _, node := range nodes {
 		if isMarked(node) {
 			index[node.Name] = len(marked)
-			marked = append(marked, candidate{Node: node, pods: map[types.UID]*resident{}})
+			marked = append(marked, candidate{Node: node, open: openFrom(node, nodes), pods: map[types.UID]*resident{}})
 		}
 	}
 	if marked == nil {
@@ -81,14 +81,14 @@ func (p *Pinner) candidates() (marked []candidate) {
 	for _, pv := range cluster.List(p.Volumes) {
 		node, _ := cluster.RecordedNode(pv)
 		if i, on := index[node]; on && cluster.IsOurs(pv) && pv.Spec.ClaimRef != nil {
-			p.addTo(&marked[i], pv, nodes)
+			p.addTo(&marked[i], pv)
 		}
 	}
 	return marked
 }
 
 // addTo adds a volume that was made without nodeAffinity to those of its Pod.
-func (p *Pinner) addTo(c *candidate, pv *v1.PersistentVolume, nodes []*v1.Node) {
+func (p *Pinner) addTo(c *candidate, pv *v1.PersistentVolume) {
 	claim := p.Claim(string(pv.Spec.ClaimRef.UID))
 	if claim == nil || claim.DeletionTimestamp != nil || spec.OwnerPod(claim) == nil {
 		return
@@ -107,12 +107,19 @@ func (p *Pinner) addTo(c *candidate, pv *v1.PersistentVolume, nodes []*v1.Node) 
 	}
 	pod := c.pods[spec.OwnerPod(claim).UID]
 	if pod == nil {
-		pod = &resident{elsewhere: slices.DeleteFunc(slices.Clone(nodes), func(to *v1.Node) bool { return !isOpen(c.Node, to) })}
+		pod = &resident{elsewhere: c.open}
 		c.pods[spec.OwnerPod(claim).UID] = pod
 	}
 	pod.volumes = append(pod.volumes, pv.Name)
 	pod.demands = append(pod.demands, scheduler.Demand{Class: next.DeviceClass, Bytes: next.Footprint()})
-	pod.elsewhere = slices.DeleteFunc(pod.elsewhere, func(to *v1.Node) bool { return !spec.AllowedBy(class.AllowedTopologies, to) })
+	if len(class.AllowedTopologies) > 0 { // Pods share the nodes: they are not changed.
+		pod.elsewhere = slices.DeleteFunc(slices.Clone(pod.elsewhere), func(to *v1.Node) bool { return !spec.AllowedBy(class.AllowedTopologies, to) })
+	}
+}
+
+// openFrom returns the nodes that Pods of a node can be bound to.
+func openFrom(node *v1.Node, nodes []*v1.Node) []*v1.Node {
+	return slices.DeleteFunc(slices.Clone(nodes), func(to *v1.Node) bool { return !isOpen(node, to) })
 }
 
 // isOpen reports whether Pods of a node can be bound to another one. They tolerate the taints of their own.

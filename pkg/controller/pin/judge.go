@@ -22,6 +22,8 @@ type candidate struct {
 	*v1.Node
 	// kept says that a Pod's volume is pinned there: the autoscaler finds no place for that Pod.
 	kept bool
+	// open are the nodes that its Pods could be bound to, but for their free space and their classes.
+	open []*v1.Node
 	pods map[types.UID]*resident
 }
 
@@ -30,8 +32,13 @@ type resident struct {
 	// volumes are their PersistentVolumes, demands what the Pod that is made in its place asks for.
 	volumes []string
 	demands []scheduler.Demand
-	// elsewhere are the nodes that it could be bound to, but for their free space.
+	// elsewhere are the nodes that it could be bound to, but for their free space. Pods share them.
 	elsewhere []*v1.Node
+}
+
+// isLike reports whether another Pod asks for the same of the same nodes.
+func (r *resident) isLike(other *resident) bool {
+	return other != nil && slices.Equal(r.demands, other.demands) && slices.Equal(r.elsewhere, other.elsewhere)
 }
 
 func (r *resident) bytes() (sum int64) {
@@ -55,16 +62,24 @@ func judge(candidates []candidate, disks Disks) (short map[string][]string, plac
 		largestFirst := func(a, b types.UID) int {
 			return cmp.Or(cmp.Compare(c.pods[b].bytes(), c.pods[a].bytes()), cmp.Compare(a, b))
 		}
+		// full is how many nodes lacked the space for the Pod before: they lack it for one like that, too.
+		var before *resident
+		full := 0
 		for _, uid := range slices.SortedFunc(maps.Keys(c.pods), largestFirst) {
 			pod := c.pods[uid]
-			to := slices.IndexFunc(pod.elsewhere, func(node *v1.Node) bool {
+			if !pod.isLike(before) {
+				before, full = pod, 0
+			}
+			fits := slices.IndexFunc(pod.elsewhere[full:], func(node *v1.Node) bool {
 				return !leaving[node.Name] && disks.Fit(node.Name, slices.Concat(with[node.Name], pod.demands)) == nil
 			})
-			if to < 0 {
+			if fits < 0 {
+				full = len(pod.elsewhere)
 				short[c.Name] = append(short[c.Name], pod.volumes...)
 				continue
 			}
-			node := pod.elsewhere[to].Name
+			full += fits
+			node := pod.elsewhere[full].Name
 			with[node] = slices.Concat(with[node], pod.demands)
 		}
 		if leaving[c.Name] = !c.kept && short[c.Name] == nil; leaving[c.Name] {

@@ -140,3 +140,31 @@ func TestWhatJudgeLetsLeaveFitsWhereItIsPlaced(t *testing.T) {
 		}
 	})
 }
+
+// counting counts how often it is asked.
+type counting struct {
+	Disks
+	asked int
+}
+
+func (c *counting) Fit(node string, demands []scheduler.Demand) error {
+	c.asked++
+	return c.Disks.Fit(node, demands)
+}
+
+func TestPodsThatAskForTheSameOfTheSameNodesAreTriedOnEachOnce(t *testing.T) {
+	free, elsewhere := map[string]int64{}, []*v1.Node(nil)
+	for i := range 1000 {
+		name := fmt.Sprintf("n%03d", i)
+		free[name], elsewhere = 9, append(elsewhere, named(name)...)
+	}
+	all := on("a", elsewhere, slices.Repeat([]int64{5}, 1100)...)
+	for _, pod := range all.pods {
+		pod.elsewhere = elsewhere
+	}
+	c := &counting{Disks: disks(free)}
+	// Each node has the space for one of them.
+	if short, _ := judge([]candidate{all}, c); len(short["a"]) != 100 || c.asked > 2100 {
+		t.Errorf("%d find no space and %d were tried, want 100, and 2,100 at most", len(short["a"]), c.asked)
+	}
+}
