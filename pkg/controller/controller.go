@@ -372,7 +372,8 @@ func (c *Controller) forgetNodes(ctx context.Context) {
 			c.core.Fleet.Forget(view.Node)
 		}
 	}
-	for _, node := range c.core.available.HeldBack(cluster.CauseAway) {
+	// A create that fails when its node is forgotten already counts against it again.
+	for _, node := range c.core.available.Nodes() {
 		if _, connectedOnce := c.core.Fleet.View(node); connectedOnce {
 			continue // The fleet forgets it.
 		}

@@ -60,6 +60,10 @@ func TestANodeThatNeverConnectedIsForgottenWhereNoneLeads(t *testing.T) {
 	if h.c.forgetNodes(t.Context()); len(held()) != 0 {
 		t.Errorf("held back are %v, which are gone", held())
 	}
+	h.c.core.available.Failed("n1", "local", h.c.core.Now(), true)
+	if h.c.forgetNodes(t.Context()); len(h.c.core.available.Nodes()) != 0 {
+		t.Errorf("failures are remembered of %v, which are gone", h.c.core.available.Nodes())
+	}
 }
 
 // The clock is the test's: the increase waits for as long as the publisher remembers it.

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -105,6 +107,8 @@ type failing struct {
 	// held says that it is held back, until when until says.
 	held  bool
 	until time.Time
+	// over is when it was held back last. That may be before until, which another replica's clock may have said.
+	over time.Time
 }
 
 // state returns what is known of a node, made if need be. The caller holds a.mu.
@@ -198,6 +202,13 @@ func (a *Availability) endGrace(node string, since time.Time) {
 	a.changed(node)
 }
 
+// Nodes returns the nodes of which something is known.
+func (a *Availability) Nodes() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Collect(maps.Keys(a.nodes))
+}
+
 // Forget drops what is known of a node that is gone.
 func (a *Availability) Forget(node string) {
 	a.mu.Lock()
@@ -236,7 +247,7 @@ func (a *Availability) countFailure(node, class string, began time.Time, definit
 		f = &failing{}
 		s.classes[class] = f
 	}
-	if began.Before(f.until) {
+	if f.held || began.Before(f.over) {
 		return 0
 	}
 	if f.count++; definite {
@@ -263,7 +274,7 @@ func (a *Availability) endHold(node, class string, until time.Time) {
 	s := a.nodes[node]
 	over := s != nil && s.classes[class] != nil && s.classes[class].held && s.classes[class].until.Equal(until)
 	if over {
-		s.classes[class].held = false
+		s.classes[class].held, s.classes[class].over = false, a.now()
 		a.ledger.Hold(node, class, "")
 	}
 	a.mu.Unlock()

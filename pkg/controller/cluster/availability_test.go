@@ -102,3 +102,20 @@ func TestFailuresInARowHoldAClassBackForLongerEachTime(t *testing.T) {
 		t.Error("the failures count against another class")
 	}
 }
+
+// TestFailuresCountAgainAfterAHoldThatAFastClockSaid: the hold ends after the longest time, and what fails then
+// is no news of before it, though the leader's clock says so.
+func TestFailuresCountAgainAfterAHoldThatAFastClockSaid(t *testing.T) {
+	a, held := newTestAvailability()
+	until := a.now().Add(100 * time.Hour)
+	a.Adopt("n1", "fast", until)
+	if d := a.Failed("n1", "fast", a.now(), true); d != 0 || held["n1/fast"] == "" {
+		t.Fatalf("while it is held back, it is for %v more (%v)", d, held)
+	}
+	now := a.now().Add(a.Most)
+	a.now = func() time.Time { return now }
+	a.endHold("n1", "fast", until)
+	if d := a.Failed("n1", "fast", now, true); d == 0 || held["n1/fast"] == "" {
+		t.Errorf("a definite failure holds it back for %v (%v)", d, held)
+	}
+}
