@@ -33,26 +33,27 @@ const (
 // much. It is safe for concurrent use.
 type checker struct {
 	fileSystems  FileSystems
+	devices      *devices
 	memory       int64
 	small, large *command.Places
 }
 
 // newChecker makes a checker that gives a check so many bytes at most; zero means
 // DefaultCheckMemory.
-func newChecker(fs FileSystems, memory int64) *checker {
+func newChecker(fs FileSystems, devices *devices, memory int64) *checker {
 	return &checker{
-		fileSystems: fs, memory: cmp.Or(memory, DefaultCheckMemory),
+		fileSystems: fs, devices: devices, memory: cmp.Or(memory, DefaultCheckMemory),
 		small: command.NewPlaces(smallChecks, heldSmallChecks, sameSmallChecks),
 		large: command.NewPlaces(largeChecks, heldLargeChecks, sameLargeChecks),
 	}
 }
 
-// check repairs the file system of a volume, which is on a device. Its error matches filesystem.ErrMemory when that
+// check repairs the file system of a volume. Its error matches filesystem.ErrMemory when that
 // takes more memory than there is for it.
-func (c *checker) check(ctx context.Context, v *lvmdv1.Volume, device string) error {
-	err := c.within(ctx, c.small, min(smallCheckMemory, c.memory), v, device)
+func (c *checker) check(ctx context.Context, v *lvmdv1.Volume) error {
+	err := c.within(ctx, c.small, min(smallCheckMemory, c.memory), v)
 	if errors.Is(err, filesystem.ErrMemory) && c.memory > smallCheckMemory {
-		err = c.within(ctx, c.large, c.memory, v, device)
+		err = c.within(ctx, c.large, c.memory, v)
 	}
 	if errors.Is(err, filesystem.ErrMemory) {
 		return fmt.Errorf("%w; allowed are %s: raise --check-memory of carve-node and the memory limit of its container by twice as much, or check the file system by hand on the node", err, quantity.Bytes(c.memory))
@@ -60,11 +61,17 @@ func (c *checker) check(ctx context.Context, v *lvmdv1.Volume, device string) er
 	return err
 }
 
-func (c *checker) within(ctx context.Context, places *command.Places, memory int64, v *lvmdv1.Volume, device string) error {
+func (c *checker) within(ctx context.Context, places *command.Places, memory int64, v *lvmdv1.Volume) error {
 	// An lvmd of an earlier version does not name the disks.
 	place, release, err := places.Take(ctx, "", cmp.Or(v.GetDisks(), v.GetVgName()))
 	if err != nil {
 		return fmt.Errorf("wait for the checks of other file systems: %w", err)
+	}
+	// The wait may be long: the volume may be gone by then, and its device's number another's.
+	device, err := c.devices.node(v)
+	if err != nil {
+		release()
+		return err
 	}
 	err = c.fileSystems.Check(ctx, device, useOf(v).Type, filesystem.CheckOptions{Memory: memory, Waiting: place.Waiting})
 	var killed *command.KilledError

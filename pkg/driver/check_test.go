@@ -113,6 +113,44 @@ func TestDisksThatDoNotAnswerHoldUpTheChecksOfNoOther(t *testing.T) {
 	}
 }
 
+func TestADeviceThatBecomesAnotherVolumesDuringTheWaitIsNotChecked(t *testing.T) {
+	f := newFixture(t)
+	answers, checking := make(chan struct{}), atomic.Int32{}
+	f.fileSystems.CheckingWithin = func(context.Context, string, filesystem.CheckOptions) {
+		checking.Add(1)
+		<-answers
+	}
+	var others sync.WaitGroup
+	for i := range 2 { // as many as may be checked at once on the same disks
+		v := f.volume(fmt.Sprintf("other%d", i), "ext4")
+		f.fileSystems.Set(v.GetDevicePath(), dirtyExt4)
+		others.Go(func() {
+			if err := f.stage(v, filesystemAccess(writer)); err != nil {
+				t.Errorf("stage %s: %v", v.GetId(), err)
+			}
+		})
+	}
+	waittest.Until(t, "two are being checked", func() bool { return checking.Load() == 2 })
+	v := f.volume("a", "ext4")
+	f.fileSystems.Set(v.GetDevicePath(), dirtyExt4)
+	waits, done := make(chan struct{}), make(chan error, 1)
+	looked := sync.OnceFunc(func() { close(waits) })
+	f.fileSystems.Probing = func(device string) {
+		if device == v.GetDevicePath() {
+			looked() // It is found to need a check, and waits for the others.
+		}
+	}
+	go func() { done <- f.stage(v, filesystemAccess(writer)) }()
+	<-waits
+	f.mounts.AddNode("/dev/carve/cv00000000000000000000000009", deviceOf(v), gib)
+	close(answers)
+	others.Wait()
+	wantError(t, <-done, codes.Unavailable, "is not volume "+v.GetId()+" any more")
+	if n := checking.Load(); n != 2 {
+		t.Errorf("%d were checked, want 2", n)
+	}
+}
+
 // TestSoManyChecksHoldMemoryAtOnce has each wait for a disk of its own.
 func TestSoManyChecksHoldMemoryAtOnce(t *testing.T) {
 	for name, c := range map[string]struct {

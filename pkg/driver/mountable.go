@@ -79,7 +79,7 @@ func (s *stager) repair(v *lvmdv1.Volume, device string, info filesystem.Info, e
 	ctx, cancel := context.WithTimeout(s.background, checkTimeout)
 	defer cancel()
 	begin := time.Now()
-	err = s.checker.check(ctx, v, device)
+	err = s.checker.check(ctx, v)
 	s.metrics.checked(use.Type, err)
 	if err != nil {
 		return false, fmt.Errorf("volume %s: %w", v.GetId(), err)

@@ -99,7 +99,7 @@ func New(ctx context.Context, o Options) (*Node, error) {
 	n.unmounter = &unmounter{mounts: o.Mounts, kubelet: n.kubelet, devices: n.devices, log: o.Log}
 	n.encryption = &encryption{background: ctx, luks: o.LUKS, mounts: o.Mounts, fileSystems: o.FileSystems,
 		volumes: n.volumes, devices: n.devices, log: o.Log}
-	n.stager = &stager{background: ctx, mounts: o.Mounts, fileSystems: o.FileSystems, checker: newChecker(o.FileSystems, o.CheckMemory),
+	n.stager = &stager{background: ctx, mounts: o.Mounts, fileSystems: o.FileSystems, checker: newChecker(o.FileSystems, n.devices, o.CheckMemory),
 		devices: n.devices, unmounter: n.unmounter, metrics: o.Metrics, log: o.Log}
 	n.publisher = &publisher{mounts: o.Mounts, kubelet: n.kubelet, devices: n.devices, encryption: n.encryption, stager: n.stager}
 	n.grower = &grower{background: ctx, fileSystems: o.FileSystems, devices: n.devices}
