@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime"
 	"strconv"
 	"strings"
 	"unsafe"
@@ -27,7 +26,8 @@ type WriteMark struct {
 // Lasts reports whether the mark can be compared with one of another handle.
 func (m WriteMark) Lasts() bool { return m.Boot != "" && m.Sequence != 0 }
 
-// Handle is a volume's device opened for one user.
+// Handle is a volume's device opened for one user. Close may be called during another operation, such
+// as one that was given up: that ends on this device, and those that begin afterwards fail.
 type Handle interface {
 	// Size is the device's size in bytes.
 	Size() int64
@@ -100,7 +100,7 @@ func Open(path string, want Number, exclusive bool) (Handle, error) {
 // check compares what was opened with the number, and reads the size.
 func (d *handle) check() error {
 	var st unix.Stat_t
-	if err := unix.Fstat(int(d.f.Fd()), &st); err != nil {
+	if err := d.use(func(fd int) error { return unix.Fstat(fd, &st) }); err != nil {
 		return fmt.Errorf("%s: %w", d.f.Name(), err)
 	}
 	is := Number{unix.Major(st.Rdev), unix.Minor(st.Rdev)}
@@ -114,6 +114,25 @@ func (d *handle) check() error {
 	return nil
 }
 
+// use calls do with the device's descriptor. That stays open until do returns, also when Close is
+// called meanwhile; after Close, use fails: the number may be that of another file by then.
+func (d *handle) use(do func(fd int) error) error {
+	c, err := d.f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	if err := c.Control(func(fd uintptr) { failed = do(int(fd)) }); err != nil {
+		return err
+	}
+	return failed
+}
+
+// allocate is fallocate(2), by which the kernel clears ranges of devices.
+func (d *handle) allocate(mode uint32, off, length int64) error {
+	return d.use(func(fd int) error { return unix.Fallocate(fd, mode|unix.FALLOC_FL_KEEP_SIZE, off, length) })
+}
+
 func (d *handle) Size() int64 { return d.size }
 
 // Zero lets the device deallocate the range where it guarantees zeroes
@@ -122,7 +141,7 @@ func (d *handle) Size() int64 { return d.size }
 // always 0.
 func (d *handle) Zero(off, length int64) error {
 	if !d.noPunch {
-		err := unix.Fallocate(int(d.f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, length)
+		err := d.allocate(unix.FALLOC_FL_PUNCH_HOLE, off, length)
 		if err == nil {
 			return nil
 		}
@@ -135,7 +154,7 @@ func (d *handle) Zero(off, length int64) error {
 }
 
 func (d *handle) Overwrite(off, length int64) error {
-	if err := unix.Fallocate(int(d.f.Fd()), unix.FALLOC_FL_ZERO_RANGE|unix.FALLOC_FL_KEEP_SIZE, off, length); err != nil {
+	if err := d.allocate(unix.FALLOC_FL_ZERO_RANGE, off, length); err != nil {
 		return fmt.Errorf("%s: zero %d bytes at %d: %w", d.f.Name(), length, off, err)
 	}
 	return nil
@@ -143,10 +162,15 @@ func (d *handle) Overwrite(off, length int64) error {
 
 func (d *handle) Discard(off, length int64) error {
 	span := [2]uint64{uint64(off), uint64(length)}
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, d.f.Fd(), unix.BLKDISCARD, uintptr(unsafe.Pointer(&span)))
-	runtime.KeepAlive(d.f)
-	if errno != 0 && errno != unix.EOPNOTSUPP {
-		return fmt.Errorf("%s: discard %d bytes at %d: %w", d.f.Name(), length, off, errno)
+	err := d.use(func(fd int) error {
+		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.BLKDISCARD, uintptr(unsafe.Pointer(&span)))
+		if errno != 0 && errno != unix.EOPNOTSUPP {
+			return errno
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("%s: discard %d bytes at %d: %w", d.f.Name(), length, off, err)
 	}
 	return nil
 }
@@ -156,9 +180,13 @@ func (d *handle) WriteAt(b []byte, off int64) (int, error) { return d.f.WriteAt(
 
 // Uncached implements Handle. A device that cannot do it goes through the page cache.
 func (d *handle) Uncached() {
-	if flags, err := unix.FcntlInt(d.f.Fd(), unix.F_GETFL, 0); err == nil {
-		_, _ = unix.FcntlInt(d.f.Fd(), unix.F_SETFL, flags|unix.O_DIRECT)
-	}
+	_ = d.use(func(fd int) error {
+		flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
+		if err == nil {
+			_, err = unix.FcntlInt(uintptr(fd), unix.F_SETFL, flags|unix.O_DIRECT)
+		}
+		return err
+	})
 }
 
 // Fields of a device's file stat in sysfs, counted from zero (Linux, block/stat.rst).
