@@ -3,6 +3,7 @@
 package lvmd_test
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"slices"
@@ -76,6 +77,38 @@ func TestAVolumeThatAnAdministratorRenamedIsGoneUntilItHasItsNameBack(t *testing
 		t.Errorf("volume %v", got)
 	}
 	checkFilled(t, v, 0x5a, 8<<20)
+}
+
+// TestRenamedTombstoneIsWipedOnceItHasItsNameBack renames a volume while it is wiped, and makes others, which
+// would get the numbers of lvmd's descriptors for it.
+func TestRenamedTombstoneIsWipedOnceItHasItsNameBack(t *testing.T) {
+	n := newNode(t)
+	n.config = "- {name: local, default: true, volumeGroup: carve, wipe: zero, wipeRate: 1Mi}\n"
+	p := n.start()
+	all := p.available()
+	const size = 16 << 20
+	v, other := p.create(create("deleted", size, "")), p.create(create("other", size, ""))
+	fill(t, v, 0xa1)
+	fill(t, other, 0xb2)
+	p.delete(v.GetId())
+	waittest.Until(t, "some of it is wiped", func() bool { return readHead(t, v, 1)[0] == 0 })
+	lvmByHand(t, "lvrename", n.group, v.GetId(), "renamed")
+	waittest.Until(t, "lvmd has closed it", func() bool { return strings.TrimSpace(mappings(t, "-o", "open", n.group+"-renamed")) == "0" })
+	left := must.Get(os.ReadFile("/dev/" + n.group + "/renamed"))(t)
+	if !bytes.Contains(left, []byte{0xa1}) {
+		t.Error("all of it is wiped: nothing shows whether lvmd leaves it alone")
+	}
+	after := p.create(create("after", size, ""))
+	fill(t, after, 0xc3)
+	if now := must.Get(os.ReadFile("/dev/" + n.group + "/renamed"))(t); !bytes.Equal(now, left) {
+		t.Error("it is wiped further although lvmd has closed it")
+	}
+	lvmByHand(t, "lvrename", n.group, "renamed", v.GetId())
+	waittest.Until(t, "it is removed", func() bool { return p.available() == all-2*size })
+	checkFilled(t, other, 0xb2, size)
+	checkFilled(t, after, 0xc3, size)
+	next := p.create(create("next", size, ""))
+	Map(t, next)
 }
 
 func TestAGroupThatAnAdministratorRenamedIsMissingUntilItHasItsNameBack(t *testing.T) {

@@ -40,7 +40,9 @@ func (s *Service) DeleteVolume(ctx context.Context, r *lvmdv1.DeleteVolumeReques
 		return nil, apierror.From("deleting volume "+v.ID(), err)
 	}
 	s.crash("delete: tombstone written")
-	v.MarkDeleted(s.reclaimer.EraseKey(v, handle))
+	if left := v.MarkDeleted(s.reclaimer.EraseKey(v, handle)); left != nil {
+		_ = left.Close()
+	}
 	s.groups.Of(v).Reclaim()
 	return &lvmdv1.DeleteVolumeResponse{}, nil
 }

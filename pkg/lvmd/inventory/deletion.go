@@ -64,16 +64,19 @@ func (m *Inventory) ClaimForDeletion(d ToDelete) (*Volume, error) {
 	return v, nil
 }
 
-// MarkDeleted makes a volume a tombstone, with its open device or nil, and returns what the
-// journal is to have.
-func (v *Volume) MarkDeleted(h blockdev.Handle) spec.Record {
+// MarkDeleted makes a volume a tombstone that has its open device, or nil. The device of one that a
+// scan has lost meanwhile is returned: the caller closes it.
+func (v *Volume) MarkDeleted(h blockdev.Handle) (left blockdev.Handle) {
 	m := v.group.m
 	m.lock()
 	defer m.unlock()
-	v.handle = h
 	m.markDeleted(v)
 	m.publish(v.group, v)
-	return v.rec
+	if v.lifecycle.State() == Gone {
+		return h
+	}
+	v.handle = h
+	return nil
 }
 
 // needsMark reports whether LVM's metadata is yet to show that a tombstone is one. What LVM has
@@ -119,26 +122,26 @@ func (e marked) apply(m *model) []*Volume {
 	return nil
 }
 
-// NextToWipe picks a tombstone, and begins a step of its wipe. When all of them must wait, ok is
-// false, and retry is until when; the zero time means for an event.
+// NextToWipe picks a tombstone, and begins a step of its wipe, which must be ended. When all of them
+// must wait, ok is false, and retry is until when; the zero time means for an event.
 //
 // While the step of another one waits for its disks, those that lie on the same disks are not
-// picked. Which those are may have to be asked for first, see Locate.
+// picked. Which those are may have to be asked for first, see WipeStep.MustLocate.
 //
 // Small volumes do not wait for large ones: most chunks are of the volume with the least left to
 // do, which makes the mean wait the least possible. One of FairEvery is of the volume that has
 // waited longest, and of these the largest, so that large ones end, too.
-func (g *Group) NextToWipe() (t Tombstone, ok bool, retry time.Time) {
+func (g *Group) NextToWipe() (step WipeStep, ok bool, retry time.Time) {
 	m := g.m
 	now := time.Now()
 	m.lock()
 	defer m.unlock()
 	if !g.canFree() {
-		return Tombstone{}, false, time.Time{}
+		return WipeStep{}, false, time.Time{}
 	}
 	slow := m.slowDisks(g)
 	if len(slow) >= MaxSlow {
-		return Tombstone{}, false, time.Time{}
+		return WipeStep{}, false, time.Time{}
 	}
 	left := func(v *Volume) int64 { return v.bytes() - v.rec.Wiped }
 	var best *Volume
@@ -162,12 +165,50 @@ func (g *Group) NextToWipe() (t Tombstone, ok bool, retry time.Time) {
 			best = v
 		}
 	}
-	if best != nil {
-		g.chunks++
-		best.waitsSince = g.chunks + 1
-		best.step = true
+	if best == nil {
+		return WipeStep{}, false, retry
 	}
-	return Tombstone{best}, best != nil, retry
+	g.chunks++
+	best.waitsSince = g.chunks + 1
+	step = m.beginStep(best)
+	step.MustLocate = best.disks == "" && len(slow) > 0
+	return step, true, retry
+}
+
+// WipeStep is one step of a tombstone's wipe, which has one at a time: what it needs when NextToWipe
+// begins it, and what came of it when End ends it.
+type WipeStep struct {
+	Volume *Volume
+	// Size is the volume's, in bytes. Where its device has more, the device may be another's, and
+	// where it has less, its end would not be wiped.
+	Size int64
+	// How is how the volume is wiped, and Limit what limits the rate; nil is no limit.
+	How   config.Wipe
+	Limit *rate.Limiter
+	// HalfMade is true of a volume that was never written to, and Thin of a thin one.
+	HalfMade, Thin bool
+	// MustLocate is true of a volume that may lie on disks that another one's step waits for.
+	MustLocate bool
+	forgotten  int
+	WipeResult
+}
+
+// WipeResult is how far a wipe is, and what came of a step.
+type WipeResult struct {
+	// Handle is the volume's open device, or nil. It is the step's alone until End: a scan that loses
+	// the volume meanwhile closes nothing.
+	Handle blockdev.Handle
+	// Record is what the journal is to have. The step sets how much is wiped, and whether anything is
+	// left as it is.
+	Record spec.Record
+	// Done is true once the volume is only to be removed. It lies in Segments, if they hold zeroes.
+	Done     bool
+	Segments []lvm.Segment
+	// Failed delays the next step, the more the more of them failed; RetryAt delays it until then.
+	Failed  bool
+	RetryAt time.Time
+	// Suspect is true when the device has not the volume's size.
+	Suspect bool
 }
 
 // slowDisks are the sets of disks that steps of a group's wipes wait for.
@@ -181,104 +222,59 @@ func (m *model) slowDisks(g *Group) map[string]bool {
 	return slow
 }
 
-// Tombstone is a volume that is deleted, and is wiped step by step by its one owner.
-type Tombstone struct{ *Volume }
-
-// MustLocate reports whether a tombstone may lie on disks that another one's step waits for: its own
-// are not known.
-func (t Tombstone) MustLocate() bool {
-	m := t.group.m
-	m.lock()
-	defer m.unlock()
-	return t.disks == "" && len(m.slowDisks(t.group)) > 0
+// beginStep begins a step of a tombstone's wipe, and hands its device to it.
+func (m *model) beginStep(v *Volume) WipeStep {
+	s := WipeStep{
+		Volume: v, Size: v.bytes(), How: config.WipeAuto, HalfMade: v.halfMade, Thin: v.pool != nil,
+		forgotten: v.group.forgotten, WipeResult: WipeResult{Handle: v.handle, Record: v.rec},
+	}
+	v.step, v.handle = true, nil
+	if c := m.class(v.rec.Ident.Class); c != nil { // One that is not configured any more wipes.
+		s.How, s.Limit = c.Wipe, c.wiping
+	}
+	if v.IsEncrypted() && s.How != config.WipeDiscard {
+		s.How = config.WipeNone // The key is gone.
+	}
+	return s
 }
 
 // Locate notes by one name the set of disks that a tombstone lies on. slow has others on these disks
 // wait until its step has ended.
-func (t Tombstone) Locate(disks string, slow bool) {
-	m := t.group.m
+func (s WipeStep) Locate(disks string, slow bool) {
+	v, m := s.Volume, s.Volume.group.m
 	m.lock()
 	defer m.unlock()
-	t.disks, t.slow = disks, slow && t.step
+	v.disks, v.slow = disks, slow && v.step
 }
 
-// EndStep ends the step that NextToWipe began, and reports whether others waited for its end.
-func (t Tombstone) EndStep() (slow bool) {
-	m := t.group.m
+// End ends the step, takes over what came of it, and reports whether others waited for its end. kept
+// is false when a scan has lost the volume meanwhile: then the caller closes the step's device.
+func (s WipeStep) End() (kept, waited bool) {
+	v, m := s.Volume, s.Volume.group.m
 	m.lock()
 	defer m.unlock()
-	slow = t.slow
-	t.step, t.slow = false, false
-	return slow
-}
-
-// Progress is how far the deletion of a volume is.
-type Progress struct {
-	// Handle is the volume's open device, or nil.
-	Handle blockdev.Handle
-	// Wiped is how many bytes of it are wiped, from its beginning.
-	Wiped int64
-	// HalfMade is true of a volume that was never written to.
-	HalfMade bool
-}
-
-// Progress returns how far the deletion is.
-func (t Tombstone) Progress() Progress {
-	m := t.group.m
-	m.lock()
-	defer m.unlock()
-	return Progress{t.handle, t.rec.Wiped, t.halfMade}
-}
-
-// SetHandle notes the open device of a tombstone.
-func (t Tombstone) SetHandle(h blockdev.Handle) {
-	v := t.Volume
-	m := v.group.m
-	m.lock()
-	defer m.unlock()
-	v.handle = h
-}
-
-// SizeToWipe is a tombstone's size in bytes. Where its device has more, the device may be
-// another's, and where it has less, its end would not be wiped: the handle is taken from the
-// tombstone, to be closed, and the group's devices are suspect.
-func (t Tombstone) SizeToWipe(device int64) (size int64, mistaken blockdev.Handle) {
-	v := t.Volume
-	m := v.group.m
-	m.lock()
-	defer m.unlock()
-	size = v.bytes()
-	if device != size {
-		v.group.suspect = true
-		mistaken, v.handle = v.handle, nil
+	waited = v.slow
+	v.step, v.slow = false, false
+	v.group.suspect = v.group.suspect || s.Suspect
+	if v.lifecycle.State() == Gone {
+		return false, waited
 	}
-	return size, mistaken
-}
-
-// Wiping is how a volume's class wants it wiped, and what limits the rate; nil is no limit. A
-// class that is not configured any more wipes.
-func (t Tombstone) Wiping() (config.Wipe, *rate.Limiter) {
-	v := t.Volume
-	m := v.group.m
-	m.lock()
-	defer m.unlock()
-	how, limit := config.WipeAuto, (*rate.Limiter)(nil)
-	if c := m.class(v.rec.Ident.Class); c != nil {
-		how, limit = c.Wipe, c.wiping
+	if s.Done || s.Record.Wiped > v.rec.Wiped {
+		v.failures = 0
 	}
-	if v.IsEncrypted() && how != config.WipeDiscard {
-		how = config.WipeNone // The key is gone.
+	v.handle, v.retryAt = s.Handle, s.RetryAt
+	v.rec.Wiped, v.rec.NotZeroed = s.Record.Wiped, s.Record.NotZeroed
+	if s.Failed {
+		m.postpone(v)
 	}
-	return how, limit
-}
-
-// Delay has nothing done to a volume before a time.
-func (t Tombstone) Delay(until time.Time) {
-	v := t.Volume
-	m := v.group.m
-	m.lock()
-	defer m.unlock()
-	v.retryAt = until
+	if s.Done {
+		// What was read of the group before another program changed it says nothing of it.
+		if v.group.forgotten == s.forgotten {
+			v.segmentsFreed = s.Segments
+		}
+		m.enter(v, Wiped)
+	}
+	return true, waited
 }
 
 // Postpone delays the next attempt on a volume, the more the more of them failed.
@@ -309,52 +305,6 @@ func (m *model) postpone(v *Volume) {
 	}
 	v.failures++
 	v.retryAt = time.Now().Add(delay)
-}
-
-// SetNotZeroed notes that something of a tombstone is left as it is.
-func (t Tombstone) SetNotZeroed() {
-	v := t.Volume
-	m := v.group.m
-	m.lock()
-	defer m.unlock()
-	v.rec.NotZeroed = true
-}
-
-// SetWiped notes how much of a tombstone is wiped. It returns what the journal is to have, and
-// how often what is known of the group was forgotten so far, see FinishWipe.
-func (t Tombstone) SetWiped(bytes int64) (rec spec.Record, forgotten int) {
-	v := t.Volume
-	m := v.group.m
-	m.lock()
-	defer m.unlock()
-	v.rec.Wiped = bytes
-	v.failures = 0
-	return v.rec, v.group.forgotten
-}
-
-// FinishWipe notes that a tombstone, of which the device is closed, is only to be removed. It lies
-// in the given segments, which hold zeroes, unless what is known of the group was forgotten since
-// they were read.
-func (t Tombstone) FinishWipe(segments []lvm.Segment, forgotten int) {
-	v := t.Volume
-	m := v.group.m
-	m.lock()
-	defer m.unlock()
-	if v.group.forgotten != forgotten {
-		segments = nil
-	}
-	v.handle, v.segmentsFreed = nil, segments
-	m.enter(v, Wiped)
-}
-
-// SkipWipe is FinishWipe for what needs no wiping, or no more of it.
-func (t Tombstone) SkipWipe() {
-	v := t.Volume
-	m := v.group.m
-	m.lock()
-	defer m.unlock()
-	v.handle = nil
-	m.enter(v, Wiped)
 }
 
 // NextToRemove picks tombstones that are only to be removed, by one command: at most so many, or so many

@@ -11,6 +11,7 @@ import (
 
 	"github.com/carve-csi/carve/api/config"
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/iolimit"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/ondisk"
@@ -146,7 +147,7 @@ func TestNothingIsCalledUnderTheLock(t *testing.T) {
 		defer close(done)
 		v := admitted(t, m, 1).Volume
 		v.MarkDeleted(nil)
-		Tombstone{v}.FinishWipe(nil, 0)
+		WipeStep{Volume: v, WipeResult: WipeResult{Done: true}}.End()
 		v.Release()
 		m.lock()
 		m.enter(v, Ready) // A tombstone never comes back.
@@ -159,5 +160,21 @@ func TestNothingIsCalledUnderTheLock(t *testing.T) {
 	}
 	if entered != 4 || defects != 1 {
 		t.Errorf("%d changes of states and %d defects are observed, volume in group %s", entered, defects, g.Name())
+	}
+}
+
+// TestDeviceOfAVolumeLostDuringItsDeletionIsReturned has a scan lose a volume that a deletion has opened.
+func TestDeviceOfAVolumeLostDuringItsDeletionIsReturned(t *testing.T) {
+	m, g := scanned(t, Options{})
+	a := admitted(t, m, 1)
+	v := a.Volume
+	g.BeginChange().Commit(Created(v, nil, errors.New("not mapped")), ondisk.Metadata{Seqno: 2, Size: 1500, Limit: 1 << 20}, ondisk.Placement{})
+	v.FinishCreation()
+	v.End(a.Creation, nil)
+	must.Get(m.ClaimForDeletion(ToDelete{ID: v.ID()}))(t)
+	g.ApplyScan(Scan{Group: &lvm.Group{Name: "carve", UUID: "uuid", Seqno: 3, ExtentSize: extent}}, nil)
+	h := &struct{ blockdev.Handle }{}
+	if left := v.MarkDeleted(h); left != h || len(m.TakeHandles()) != 0 {
+		t.Errorf("device %v is left, want %v", left, h)
 	}
 }

@@ -91,7 +91,8 @@ type volumeWork struct {
 
 // tombstone is how far the deletion of a volume is, beside its state.
 type tombstone struct {
-	// handle is open from the moment of deletion until the wipe is done.
+	// handle is open from the moment of deletion until the wipe is done. While a step of the wipe is
+	// under way it is nil here, and the step's.
 	handle blockdev.Handle
 	// segmentsFreed is where a wiped volume lies, if that is known to hold zeroes.
 	segmentsFreed []lvm.Segment

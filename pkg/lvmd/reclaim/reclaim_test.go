@@ -47,8 +47,8 @@ type recorder struct {
 	did []string
 	// refuse, if set, may fail what is done, by its name in did. It is set before use.
 	refuse func(what string) error
-	// shorter is by how many bytes devices are shorter that are opened, and opens counts them.
-	shorter, opens atomic.Int64
+	// shorter is by how many bytes devices are shorter that are opened; opens and closes count.
+	shorter, opens, closes atomic.Int64
 	// longer has volumes lie on one extent more than their devices had when they were opened. It is set before use.
 	longer bool
 	// bare is the volume whose device has no table. It is set before use.
@@ -148,6 +148,11 @@ func (h *handle) Sync() error {
 	return h.Handle.Sync()
 }
 
+func (h *handle) Close() error {
+	h.closes.Add(1)
+	return h.Handle.Close()
+}
+
 // node is a machine on which lvmd's process may end and begin: it has the group carve with volumes
 // of one class, and a journal.
 type node struct {
@@ -159,6 +164,8 @@ type node struct {
 	checkpoint int64
 	// slowAfter is Options.SlowAfter.
 	slowAfter time.Duration
+	// groups are those of the last start.
+	groups *volumegroup.Groups
 }
 
 // newNode makes a node with so many volumes, that were made with tags besides those of the
@@ -203,6 +210,7 @@ func (n *node) start(crash func(m *inventory.Inventory, point string)) (m *inven
 		Spawn:   func(do func()) { background.Go(do) }, Resume: func(*inventory.Volume, *inventory.Creation) {},
 		Responding: func(bool) {}, Scanned: func() {},
 	})
+	n.groups = groups
 	listed := groups.Configure(c)
 	must.Succeed(n.t, groups.RecallPins(c, listed, nil))
 	g := groups.Named("carve")
@@ -229,6 +237,15 @@ func (n *node) start(crash func(m *inventory.Inventory, point string)) (m *inven
 	})
 	n.t.Cleanup(stop)
 	return m, stop
+}
+
+// scan scans the group.
+func (n *node) scan() {
+	n.t.Helper()
+	g := n.groups.Named("carve")
+	done := must.Get(n.groups.Acquire(n.t.Context(), g))(n.t)
+	defer done()
+	must.Succeed(n.t, n.groups.Rescan(g))
 }
 
 // reclaimed waits until nothing is left of the volumes.

@@ -106,3 +106,31 @@ func TestNotMoreWipesWaitThanMay(t *testing.T) {
 		t.Errorf("wiped were %v", w)
 	}
 }
+
+// TestStepKeepsItsDeviceUntilItEnds has a scan lose a tombstone that an administrator renamed, while a step
+// of its wipe waits for the disk.
+func TestStepKeepsItsDeviceUntilItEnds(t *testing.T) {
+	n := newNode(t, 1, "")
+	n.checkpoint = WipeChunk
+	waiting, answer := n.hang(func(string) bool { return true })
+	m, stop := n.start(func(*inventory.Inventory, string) {})
+	defer answer()
+	waittest.Until(t, "a step waits for the disk", func() bool { return len(waiting()) == 1 })
+	must.Succeed(t, n.lvm.Rename(t.Context(), "carve", id(0), "renamed"))
+	n.scan()
+	if v := m.Volume(id(0)); v != nil || n.lvm.closes.Load() != 0 {
+		t.Errorf("after the scan: tombstone %v, devices closed: %d, want none", v, n.lvm.closes.Load())
+	}
+	answer()
+	waittest.Until(t, "the step closes its device", func() bool { return n.lvm.closes.Load() == 1 })
+	stop()
+	if did, want := n.lvm.notes(), []string{"tag 1 carve.deleted", "zero 0+64", "sync"}; !slices.Equal(did, want) || n.lvm.opens.Load() != 1 {
+		t.Errorf("done was %q, devices opened: %d, want %q and one", did, n.lvm.opens.Load(), want)
+	}
+	if left := n.left(); !slices.Equal(left, []string{"renamed"}) {
+		t.Errorf("LVM has %v, want the renamed volume", left)
+	}
+	if records := must.Get(n.journal.Volumes())(t); len(records) != 0 || n.lvm.closes.Load() != 1 {
+		t.Errorf("the journal has %v, devices closed: %d, want none and one", records, n.lvm.closes.Load())
+	}
+}

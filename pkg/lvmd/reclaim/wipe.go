@@ -12,6 +12,7 @@ import (
 	"github.com/carve-csi/carve/pkg/luks"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
+	"github.com/carve-csi/carve/pkg/lvmd/journal"
 	"github.com/carve-csi/carve/pkg/lvmd/volumegroup"
 	"github.com/carve-csi/carve/pkg/quantity"
 )
@@ -31,9 +32,6 @@ const (
 	slowAfter = time.Second
 )
 
-// errThrottled is returned for a chunk that the rate of its class does not allow yet.
-var errThrottled = errors.New("its class is wiped at a lower rate")
-
 // WipeLoop wipes the group's tombstones until ctx is done, chunk by chunk, in the order of
 // inventory.NextToWipe. A class that is at its rate holds up no other class, and a disk that is
 // slow or does not answer no tombstones on other disks: steps are done one at a time, but for
@@ -43,119 +41,139 @@ func (r *Reclaimer) WipeLoop(ctx context.Context, g *volumegroup.Group) {
 	var steps sync.WaitGroup
 	defer steps.Wait()
 	for ctx.Err() == nil {
-		t, ok, retry := g.NextToWipe()
+		w, ok, retry := g.NextToWipe()
 		if !ok {
 			if !g.Wipe.Wait(ctx, retry) {
 				return
 			}
 			continue
 		}
-		if t.MustLocate() {
-			t.Locate(volumegroup.Disks(r.LVM, t.Volume), false)
-			t.EndStep()
+		if w.MustLocate {
+			w.Locate(volumegroup.Disks(r.LVM, w.Volume), false)
+			r.end(g, &w)
 			continue
 		}
 		done := make(chan struct{})
 		steps.Go(func() {
 			defer close(done)
-			r.step(ctx, g, t)
+			r.step(ctx, g, w)
 		})
 		look := time.NewTimer(r.SlowAfter)
 		select {
 		case <-done:
 		case <-look.C:
-			r.Log.Info("wiping a volume waits for its disks", "group", g.Name(), "volume", t.ID())
-			t.Locate(volumegroup.Disks(r.LVM, t.Volume), true)
+			r.Log.Info("wiping a volume waits for its disks", "group", g.Name(), "volume", w.Record.ID)
+			w.Locate(volumegroup.Disks(r.LVM, w.Volume), true)
 		}
 		look.Stop()
 	}
 }
 
-// step does one step for a tombstone, and has the loop look again where others wait for its disks.
-func (r *Reclaimer) step(ctx context.Context, g *volumegroup.Group, t inventory.Tombstone) {
-	defer func() {
-		if t.EndStep() {
-			g.Wipe.Set()
-		}
-	}()
-	if err := r.wipe(ctx, g, t); err != nil && !errors.Is(err, errThrottled) && ctx.Err() == nil {
-		r.Log.Warn("wiping failed and will be tried again", "volume", t.ID(), "error", err)
-		r.Inventory.Postpone(t.Volume)
+// step does one step for a tombstone, and ends it.
+func (r *Reclaimer) step(ctx context.Context, g *volumegroup.Group, w inventory.WipeStep) {
+	err := r.wipe(ctx, g, &w)
+	w.Failed = err != nil && ctx.Err() == nil
+	if r.end(g, &w) && w.Failed {
+		r.Log.Warn("wiping failed and will be tried again", "volume", w.Record.ID, "error", err)
 	}
+}
+
+// end ends a step, and has the loops look again that wait for what came of it. It returns false, and
+// closes the device, when the volume is gone.
+func (r *Reclaimer) end(g *volumegroup.Group, w *inventory.WipeStep) (kept bool) {
+	kept, waited := w.End()
+	if !kept {
+		r.Log.Warn("deleted volume vanished during its wipe: it was removed or renamed", "group", g.Name(), "volume", w.Record.ID)
+		r.close(w)
+	}
+	if w.Done {
+		g.Remove.Set()
+	}
+	if waited {
+		g.Wipe.Set()
+	}
+	return kept
 }
 
 // wipe does one step for a tombstone: open it, or zero a chunk of it, or
 // note that it is done.
-func (r *Reclaimer) wipe(ctx context.Context, g *volumegroup.Group, t inventory.Tombstone) error {
-	p := t.Progress()
-	if t.IsEncrypted() && p.Handle == nil {
-		if err := r.LVM.ForgetKey(t.ID()); err != nil {
+func (r *Reclaimer) wipe(ctx context.Context, g *volumegroup.Group, w *inventory.WipeStep) error {
+	if w.Volume.IsEncrypted() && w.Handle == nil {
+		if err := r.LVM.ForgetKey(w.Record.ID); err != nil {
 			return err
 		}
 	}
-	if p.HalfMade {
+	if w.HalfMade {
 		// It was never written to.
-		return r.skip(g, t, p.Handle)
+		r.finish(w)
+		return nil
 	}
-	if !t.IsThin() {
-		if err := r.openWhole(ctx, g, t, &p); err != nil {
+	if !w.Thin {
+		if err := r.openWhole(ctx, g, w); err != nil {
 			return err
 		}
 	}
-	if t.Ident().IsLUKS() && p.Wiped == 0 {
-		if err := r.eraseHeader(ctx, g, t, &p); err != nil {
+	if w.Record.Ident.IsLUKS() && w.Record.Wiped == 0 {
+		if err := r.eraseHeader(ctx, g, w); err != nil {
 			return err
 		}
 	}
-	if t.IsThin() {
-		return r.unmap(ctx, g, t, p)
+	if w.Thin {
+		return r.unmap(ctx, g, w)
 	}
-	size, off := p.Handle.Size(), p.Wiped
-	if off < size {
-		n, err := r.clear(t, p.Handle, off, size)
-		if err != nil {
+	off := w.Record.Wiped
+	if off < w.Size {
+		n, err := r.clear(w)
+		if n == 0 || err != nil {
 			return err
 		}
 		off += n
 		r.crash("delete: chunk wiped")
 	}
-	done := off >= size
-	checkpoint := off/r.Checkpoint > p.Wiped/r.Checkpoint
+	done := off >= w.Size
+	checkpoint := off/r.Checkpoint > w.Record.Wiped/r.Checkpoint
 	if done || checkpoint {
 		// Zeroes must be on the disk before anything relies on them.
-		if err := p.Handle.Sync(); err != nil {
+		if err := w.Handle.Sync(); err != nil {
 			return err
 		}
 	}
-	rec, forgotten := t.SetWiped(off)
+	w.Record.Wiped = off
 	switch {
 	case done:
-		return r.finish(g, t, p.Handle, rec.NotZeroed, forgotten)
+		w.Segments = r.zeroed(g, w)
+		r.finish(w)
 	case checkpoint:
-		return r.Journal.PutVolume(rec)
+		return r.putProgress(w)
 	}
 	return nil
 }
 
-// finish hands a wiped tombstone to the removal.
-func (r *Reclaimer) finish(g *volumegroup.Group, t inventory.Tombstone, h blockdev.Handle, notZeroed bool, forgotten int) error {
-	var segments []lvm.Segment
-	if !notZeroed {
-		var err error
-		segments, err = r.LVM.Mapping(g.Name(), t.ID())
-		if err == nil {
-			err = checkWiped(segments, h.Size())
+// putProgress makes durable how much of a tombstone is wiped, unless a scan has lost it: whoever renamed the
+// volume may write to it, and give it its name back.
+func (r *Reclaimer) putProgress(w *inventory.WipeStep) error {
+	return r.Journal.PutVolume(w.Record, func(*journal.Tx) error {
+		if r.Inventory.Volume(w.Record.ID) != w.Volume {
+			return errors.New("the volume is gone")
 		}
-		if err != nil {
-			r.Log.Warn("a wiped volume's space will be wiped again", "volume", t.ID(), "error", err)
-			segments = nil
-		}
+		return nil
+	})
+}
+
+// zeroed is where a wiped tombstone lies, if that holds zeroes.
+func (r *Reclaimer) zeroed(g *volumegroup.Group, w *inventory.WipeStep) []lvm.Segment {
+	if w.Record.NotZeroed {
+		return nil
 	}
-	r.close(t.Volume, h)
-	r.crash("delete: wiped")
-	t.FinishWipe(segments, forgotten)
-	g.Remove.Set()
-	return nil
+	segments, err := r.LVM.Mapping(g.Name(), w.Record.ID)
+	if err == nil {
+		err = checkWiped(segments, w.Size)
+	}
+	if err != nil {
+		r.Log.Warn("a wiped volume's space will be wiped again", "volume", w.Record.ID, "error", err)
+		return nil
+	}
+	return segments
 }
 
 // checkWiped returns an error where a volume that was wiped to a size lies in segments of another: a
@@ -171,50 +189,48 @@ func checkWiped(segments []lvm.Segment, size int64) error {
 	return nil
 }
 
-// skip hands a tombstone that needs no wiping, or no more of it, to the removal.
-func (r *Reclaimer) skip(g *volumegroup.Group, t inventory.Tombstone, h blockdev.Handle) error {
-	r.close(t.Volume, h)
+// finish hands a tombstone to the removal that needs no wiping, or no more of it.
+func (r *Reclaimer) finish(w *inventory.WipeStep) {
+	r.close(w)
 	r.crash("delete: wiped")
-	t.SkipWipe()
-	g.Remove.Set()
-	return nil
+	w.Done = true
 }
 
-func (r *Reclaimer) close(v *inventory.Volume, h blockdev.Handle) {
-	if h == nil {
+func (r *Reclaimer) close(w *inventory.WipeStep) {
+	if w.Handle == nil {
 		return
 	}
-	if err := h.Close(); err != nil {
-		r.Log.Warn("closing a deleted volume", "volume", v.ID(), "error", err)
+	if err := w.Handle.Close(); err != nil {
+		r.Log.Warn("closing a deleted volume", "volume", w.Record.ID, "error", err)
 	}
+	w.Handle = nil
 }
 
-// clear does to the next chunk what the volume's class wants, and returns how
-// many bytes that were. Where the class is
-// at its rate, clear does nothing, notes when it may, and returns errThrottled.
-func (r *Reclaimer) clear(t inventory.Tombstone, h blockdev.Handle, off, size int64) (int64, error) {
-	how, limit := t.Wiping()
-	n := min(int64(WipeChunk), size-off)
-	if limit != nil && how != config.WipeNone {
-		n = min(n, int64(limit.Burst()))
-		reservation := limit.ReserveN(time.Now(), int(n))
+// clear does to the next chunk what the volume's class wants, and returns how many bytes that were: none
+// where the class is at its rate, and then the next step waits until it may.
+func (r *Reclaimer) clear(w *inventory.WipeStep) (n int64, err error) {
+	off := w.Record.Wiped
+	n = min(int64(WipeChunk), w.Size-off)
+	if w.Limit != nil && w.How != config.WipeNone {
+		n = min(n, int64(w.Limit.Burst()))
+		reservation := w.Limit.ReserveN(time.Now(), int(n))
 		if wait := reservation.Delay(); wait > 0 {
 			reservation.Cancel()
-			t.Delay(time.Now().Add(wait))
-			return 0, errThrottled
+			w.RetryAt = time.Now().Add(wait)
+			return 0, nil
 		}
 	}
-	switch how {
+	switch w.How {
 	case config.WipeNone:
-		t.SetNotZeroed()
-		return size - off, nil
+		w.Record.NotZeroed = true
+		return w.Size - off, nil
 	case config.WipeDiscard:
-		t.SetNotZeroed()
-		return n, h.Discard(off, n)
+		w.Record.NotZeroed = true
+		return n, w.Handle.Discard(off, n)
 	case config.WipeZero:
-		return n, h.Overwrite(off, n)
+		return n, w.Handle.Overwrite(off, n)
 	default:
-		return n, h.Zero(off, n)
+		return n, w.Handle.Zero(off, n)
 	}
 }
 
@@ -223,30 +239,30 @@ func (r *Reclaimer) clear(t inventory.Tombstone, h blockdev.Handle, off, size in
 //
 // It fails while another logical volume depends on the tombstone: that may have been made a moment
 // ago.
-func (r *Reclaimer) open(ctx context.Context, g *volumegroup.Group, t inventory.Tombstone, p *inventory.Progress) (err error) {
-	if p.Handle == nil {
-		p.Handle, err = r.LVM.Open(g.Name(), t.ID())
+func (r *Reclaimer) open(ctx context.Context, g *volumegroup.Group, w *inventory.WipeStep) error {
+	if w.Handle == nil {
+		h, err := r.LVM.Open(g.Name(), w.Record.ID)
 		if errors.Is(err, lvm.ErrNotFound) {
-			p.Handle, err = r.activate(ctx, g, t)
+			h, err = r.activate(ctx, g, w.Record.ID)
 		}
 		if err != nil {
 			return err
 		}
-		t.SetHandle(p.Handle)
+		w.Handle = h
 	}
-	return volumegroup.CheckDependents(ctx, r.Groups, t.Volume)
+	return volumegroup.CheckDependents(ctx, r.Groups, w.Volume)
 }
 
-func (r *Reclaimer) activate(ctx context.Context, g *volumegroup.Group, t inventory.Tombstone) (blockdev.Handle, error) {
+func (r *Reclaimer) activate(ctx context.Context, g *volumegroup.Group, id string) (blockdev.Handle, error) {
 	done, err := r.Groups.Acquire(ctx, g)
 	if err != nil {
 		return nil, err
 	}
 	defer done()
-	if err := r.LVM.Activate(r.Groups.Work, g.Name(), []string{t.ID()}); err != nil {
+	if err := r.LVM.Activate(r.Groups.Work, g.Name(), []string{id}); err != nil {
 		return nil, err
 	}
-	h, err := r.LVM.Open(g.Name(), t.ID())
+	h, err := r.LVM.Open(g.Name(), id)
 	if errors.Is(err, lvm.ErrNotFound) {
 		// Why it has none, a scan may show.
 		err = errors.Join(err, r.Groups.Rescan(g))
@@ -255,17 +271,15 @@ func (r *Reclaimer) activate(ctx context.Context, g *volumegroup.Group, t invent
 }
 
 // openWhole opens a tombstone whose device has the size that the volume has.
-func (r *Reclaimer) openWhole(ctx context.Context, g *volumegroup.Group, t inventory.Tombstone, p *inventory.Progress) error {
-	if err := r.open(ctx, g, t, p); err != nil {
+func (r *Reclaimer) openWhole(ctx context.Context, g *volumegroup.Group, w *inventory.WipeStep) error {
+	if err := r.open(ctx, g, w); err != nil {
 		return err
 	}
-	size := p.Handle.Size()
-	if known, mistaken := t.SizeToWipe(size); size != known {
+	if size := w.Handle.Size(); size != w.Size {
 		// Why, a repair and a scan find out. A handle keeps the size that its device had when it was opened.
-		if mistaken != nil {
-			_ = mistaken.Close()
-		}
-		return fmt.Errorf("its device has %s, and the volume has %s", quantity.Bytes(size), quantity.Bytes(known))
+		r.close(w)
+		w.Suspect = true
+		return fmt.Errorf("its device has %s, and the volume has %s", quantity.Bytes(size), quantity.Bytes(w.Size))
 	}
 	return nil
 }
@@ -273,14 +287,14 @@ func (r *Reclaimer) openWhole(ctx context.Context, g *volumegroup.Group, t inven
 // eraseHeader overwrites the header of a tombstone that its user encrypted, durably and before
 // anything else is done to it, whatever its class says: without it, what is left cannot be
 // decrypted, with the key or without.
-func (r *Reclaimer) eraseHeader(ctx context.Context, g *volumegroup.Group, t inventory.Tombstone, p *inventory.Progress) error {
-	if err := r.open(ctx, g, t, p); err != nil {
+func (r *Reclaimer) eraseHeader(ctx context.Context, g *volumegroup.Group, w *inventory.WipeStep) error {
+	if err := r.open(ctx, g, w); err != nil {
 		return err
 	}
-	if err := p.Handle.Overwrite(0, min(luks.HeaderBytes, p.Handle.Size())); err != nil {
+	if err := w.Handle.Overwrite(0, min(luks.HeaderBytes, w.Handle.Size())); err != nil {
 		return err
 	}
-	if err := p.Handle.Sync(); err != nil {
+	if err := w.Handle.Sync(); err != nil {
 		return err
 	}
 	r.crash("delete: header erased")
@@ -294,7 +308,9 @@ func (r *Reclaimer) EraseKey(v *inventory.Volume, h blockdev.Handle) blockdev.Ha
 	if !v.IsEncrypted() {
 		return h
 	}
-	r.close(v, h)
+	if h != nil {
+		_ = h.Close()
+	}
 	if err := r.LVM.ForgetKey(v.ID()); err != nil {
 		r.Log.Warn("the key of a deleted volume could not be forgotten yet", "volume", v.ID(), "error", err)
 		return nil
@@ -310,30 +326,31 @@ func (r *Reclaimer) EraseKey(v *inventory.Volume, h blockdev.Handle) blockdev.Ha
 //
 // A snapshot has no device, and is removed as it is. So is a volume that cannot be unmapped: LVM
 // says why, if the removal fails, too.
-func (r *Reclaimer) unmap(ctx context.Context, g *volumegroup.Group, t inventory.Tombstone, p inventory.Progress) error {
-	if p.Handle == nil {
-		h, err := r.LVM.Open(g.Name(), t.ID())
+func (r *Reclaimer) unmap(ctx context.Context, g *volumegroup.Group, w *inventory.WipeStep) error {
+	if w.Handle == nil {
+		h, err := r.LVM.Open(g.Name(), w.Record.ID)
 		if errors.Is(err, lvm.ErrBusy) {
 			return err
 		}
 		if err != nil {
-			return r.skip(g, t, nil)
+			r.finish(w)
+			return nil
 		}
-		p.Handle = h
-		t.SetHandle(h)
+		w.Handle = h
 	}
-	if err := volumegroup.CheckDependents(ctx, r.Groups, t.Volume); err != nil {
+	if err := volumegroup.CheckDependents(ctx, r.Groups, w.Volume); err != nil {
 		return err
 	}
-	n := min(int64(unmapChunk), p.Handle.Size()-p.Wiped)
-	err := p.Handle.Discard(p.Wiped, n)
+	off, size := w.Record.Wiped, w.Handle.Size()
+	n := min(int64(unmapChunk), size-off)
+	err := w.Handle.Discard(off, n)
 	if err != nil {
-		r.Log.Warn("a deleted thin volume is removed with what it holds", "volume", t.ID(), "error", err)
+		r.Log.Warn("a deleted thin volume is removed with what it holds", "volume", w.Record.ID, "error", err)
 	}
 	r.crash("delete: chunk unmapped")
-	t.SetWiped(p.Wiped + n)
-	if err != nil || p.Wiped+n >= p.Handle.Size() {
-		return r.skip(g, t, p.Handle)
+	w.Record.Wiped = off + n
+	if err != nil || off+n >= size {
+		r.finish(w)
 	}
 	return nil
 }
