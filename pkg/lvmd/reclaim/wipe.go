@@ -149,8 +149,8 @@ func (r *Reclaimer) wipe(ctx context.Context, g *volumegroup.Group, w *inventory
 	return nil
 }
 
-// putProgress makes durable how much of a tombstone is wiped, unless a scan has lost it: whoever renamed the
-// volume may write to it, and give it its name back.
+// putProgress makes durable how much of a tombstone is wiped, unless a scan has lost it: an administrator
+// who renamed the volume may write to it, and give it its name back.
 func (r *Reclaimer) putProgress(w *inventory.WipeStep) error {
 	return r.Journal.PutVolume(w.Record, func(*journal.Tx) error {
 		if r.Inventory.Volume(w.Record.ID) != w.Volume {
