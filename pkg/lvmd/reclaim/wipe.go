@@ -105,8 +105,7 @@ func (r *Reclaimer) wipe(ctx context.Context, g *volumegroup.Group, w *inventory
 	}
 	if w.HalfMade {
 		// It was never written to.
-		r.finish(w)
-		return nil
+		return r.finish(w)
 	}
 	if !w.Thin {
 		if err := r.openWhole(ctx, g, w); err != nil {
@@ -142,7 +141,7 @@ func (r *Reclaimer) wipe(ctx context.Context, g *volumegroup.Group, w *inventory
 	switch {
 	case done:
 		w.Segments = r.zeroed(g, w)
-		r.finish(w)
+		return r.finish(w)
 	case checkpoint:
 		return r.putProgress(w)
 	}
@@ -190,10 +189,11 @@ func checkWiped(segments []lvm.Segment, size int64) error {
 }
 
 // finish hands a tombstone to the removal that needs no wiping, or no more of it.
-func (r *Reclaimer) finish(w *inventory.WipeStep) {
+func (r *Reclaimer) finish(w *inventory.WipeStep) error {
 	r.close(w)
 	r.crash("delete: wiped")
 	w.Done = true
+	return nil
 }
 
 func (r *Reclaimer) close(w *inventory.WipeStep) {
@@ -333,8 +333,7 @@ func (r *Reclaimer) unmap(ctx context.Context, g *volumegroup.Group, w *inventor
 			return err
 		}
 		if err != nil {
-			r.finish(w)
-			return nil
+			return r.finish(w)
 		}
 		w.Handle = h
 	}
@@ -350,7 +349,7 @@ func (r *Reclaimer) unmap(ctx context.Context, g *volumegroup.Group, w *inventor
 	r.crash("delete: chunk unmapped")
 	w.Record.Wiped = off + n
 	if err != nil || off+n >= size {
-		r.finish(w)
+		return r.finish(w)
 	}
 	return nil
 }
