@@ -73,7 +73,7 @@ func newCommand() *cobra.Command {
 	flagset.BoolVar(&f.RemoveOrphans, "remove-orphans", false, "remove volumes of this cluster that no PersistentVolume and no claim knows, "+
 		"instead of only reporting them; do not use with the reclaim policy Retain")
 	flagset.DurationVar(&f.OrphanGrace, "orphan-grace", controller.DefaultOrphanGrace,
-		fmt.Sprintf("how old a volume must be to count as an orphan, at least %v", controller.LeastOrphanGrace))
+		fmt.Sprintf("how long the controller must have seen that nothing knows a volume before it counts as an orphan, at least %v; begins again with another leader", controller.LeastOrphanGrace))
 	flagset.BoolVar(&f.RemoveStartupTaint, "remove-startup-taint", false, "remove the taints "+names.TaintAgentNotReady+", "+names.TaintAutoscaler+" and "+names.TaintReadiness+
 		" from nodes once they are connected and their capacity is published; needs the right to patch nodes")
 	flagset.StringSliceVar(&f.StartupTaintKeys, "startup-taint-key", nil, "key of the taint beside those that --remove-startup-taint names, which the policy of the component must name, too; may be given repeatedly")

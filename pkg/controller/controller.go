@@ -59,7 +59,7 @@ type Options struct {
 	// RemoveOrphans makes the audit remove volumes that no object names, instead of
 	// only reporting them.
 	RemoveOrphans bool
-	// OrphanGrace is how old a volume must be to be an orphan: at least LeastOrphanGrace, zero means DefaultOrphanGrace.
+	// OrphanGrace is how long no object must have known an orphan: at least LeastOrphanGrace, zero means DefaultOrphanGrace.
 	OrphanGrace time.Duration
 	// AuditInterval is how often all nodes' volumes are compared with the PersistentVolumes; zero means once a minute.
 	AuditInterval time.Duration

@@ -23,7 +23,9 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/audit"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/fleet"
 	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -144,6 +146,49 @@ func TestAVolumeWhoseAdoptionIsNotConfirmedIsNoOrphan(t *testing.T) {
 	}
 }
 
+// TestGraceBeginsWhenNoObjectKnowsVolume looks at a volume that is a day old.
+func TestGraceBeginsWhenNoObjectKnowsVolume(t *testing.T) {
+	var clock testClock
+	clock.stop()
+	h := newHarness(t, clock.set)
+	a := newAuditor(h.c.core, false, audit.DefaultOrphanGrace, func(string) bool { return false })
+	vol := &lvmdv1.Volume{
+		Id: "cv1", Name: "pvc-1", State: lvmdv1.VolumeState_VOLUME_STATE_READY,
+		Owner: &lvmdv1.Owner{ClusterId: h.c.core.ID, ClaimUid: "1"}, CreatedAt: timestamppb.New(a.Now().Add(-24 * time.Hour)),
+	}
+	view := &fleet.View{Node: "n1", Connected: true, Epoch: "e", Volumes: map[string]*lvmdv1.Volume{vol.GetId(): vol}}
+	claim := &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "renamed", UID: "2"},
+		Spec: v1.PersistentVolumeClaimSpec{VolumeName: vol.GetName()}}
+	other := &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: vol.GetName()}}
+	claims, volumes := h.c.core.Claims.GetIndexer(), h.c.core.Volumes.GetIndexer()
+	for _, step := range []struct {
+		what   string
+		does   func() error
+		passed time.Duration
+		orphan bool
+	}{
+		{what: "it is seen first"},
+		{what: "the grace period is not over", passed: audit.DefaultOrphanGrace - 1},
+		{what: "its node is away", does: func() error { view.Connected = false; return nil }},
+		{what: "the grace period is over", does: func() error { view.Connected = true; return nil }, passed: 1, orphan: true},
+		{what: "a claim names it", does: func() error { return claims.Add(claim) }, passed: audit.DefaultOrphanGrace},
+		{what: "the claim is gone", does: func() error { return claims.Delete(claim) }},
+		{what: "the grace period is over again", passed: audit.DefaultOrphanGrace, orphan: true},
+		{what: "the claim names a PersistentVolume of another volume", does: func() error { return errors.Join(claims.Add(claim), volumes.Add(other)) }, orphan: true},
+		{what: "that is gone", does: func() error { return volumes.Delete(other) }},
+		{what: "its own claim names it", does: func() error { claim := claim.DeepCopy(); claim.UID = "1"; return claims.Update(claim) }, passed: audit.DefaultOrphanGrace},
+	} {
+		if step.does != nil {
+			must.Succeed(t, step.does())
+		}
+		clock.advance(step.passed)
+		a.PassWith(t.Context(), []*fleet.View{view})
+		if got := testutil.ToFloat64(h.c.core.metrics.audit.Audited.WithLabelValues(audit.KindOrphan)); (got == 1) != step.orphan {
+			t.Errorf("%s: got %v orphans, want one: %t", step.what, got, step.orphan)
+		}
+	}
+}
+
 func TestOnePassTriesToRemoveABoundedNumberOfOrphans(t *testing.T) {
 	w := newAuditing(t, names.NodeLossKeep)
 	w.node.Resize("local", 8*gib)
@@ -199,6 +244,10 @@ func TestAnOrphanIsRemovedOnlyIfTheAPIServerKnowsNothingOfIt(t *testing.T) {
 			result: audit.OrphanKnown, says: "its claim is being provisioned after all"},
 		"its claim has another volume": {asked: claims, answer: func(string) (runtime.Object, error) { return claim("lost", "pvc-another"), nil },
 			result: audit.OrphanRemoved},
+		"its claim names its volume": {asked: claims, answer: func(string) (runtime.Object, error) { return claim("lost", "pvc-lost"), nil },
+			result: audit.OrphanKnown, says: "claim default/gone names its PersistentVolume, which is gone"},
+		"another claim names its volume": {asked: claims, answer: func(string) (runtime.Object, error) { return claim("later", "pvc-lost"), nil },
+			result: audit.OrphanKnown, says: "claim default/gone names its PersistentVolume, which is gone"},
 		"another claim has its claim's name": {asked: claims, answer: func(string) (runtime.Object, error) { return claim("later", ""), nil },
 			result: audit.OrphanRemoved},
 		"a PersistentVolume has its id": {asked: volumes, answer: func(handle string) (runtime.Object, error) { return adopted(handle), nil },
@@ -214,6 +263,9 @@ func TestAnOrphanIsRemovedOnlyIfTheAPIServerKnowsNothingOfIt(t *testing.T) {
 			h.react("*", test.asked, func(a k8stesting.Action) (bool, runtime.Object, error) {
 				if of, ok := handle.Load().(string); ok && (a.GetVerb() == "get" || a.GetVerb() == "list") {
 					obj, err := test.answer(of)
+					if one, ok := obj.(*v1.PersistentVolumeClaim); ok && a.GetVerb() == "list" {
+						obj = &v1.PersistentVolumeClaimList{Items: []v1.PersistentVolumeClaim{*one}}
+					}
 					return true, obj, err
 				}
 				return false, nil, nil

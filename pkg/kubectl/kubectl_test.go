@@ -268,6 +268,16 @@ func TestOrphansAreWhatTheAPIDoesNotKnow(t *testing.T) {
 	}
 }
 
+func TestVolumeThatClaimNamesIsNoOrphan(t *testing.T) {
+	renamed := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "renamed", UID: "uid-renamed"},
+		Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pvc-lost"}}
+	var asked []string
+	run := holds(map[string]string{"carve-node-n1": held, "carve-node-n2": ""}, &asked)
+	if _, err := call(t, append(objects(), renamed), run, "orphans", "remove", "cvlost", "--yes"); !errors.Is(err, ErrNotAnOrphan) {
+		t.Errorf("want %v, got %v of %q", ErrNotAnOrphan, err, asked)
+	}
+}
+
 func TestOrphansAreRemovedWithCare(t *testing.T) {
 	for _, test := range []struct {
 		args    []string

@@ -98,7 +98,7 @@ func (p *plugin) orphans(ctx context.Context, client kubernetes.Interface, run r
 	}
 	known := map[string]bool{}
 	for _, claim := range claims.Items {
-		known["pvc-"+string(claim.UID)] = true
+		known["pvc-"+string(claim.UID)], known[claim.Spec.VolumeName] = true, true // One that it names may be renamed from another claim.
 	}
 	for _, pv := range s.volumes {
 		known[pv.Spec.CSI.VolumeHandle] = true

@@ -17,10 +17,10 @@ import (
 const (
 	// auditPass is how often nodes and API are compared.
 	auditPass = time.Minute
-	// DefaultOrphanGrace is for Options.OrphanGrace: a PersistentVolume is written
-	// after its volume is made.
+	// DefaultOrphanGrace is for Options.Grace: a PersistentVolume is written
+	// after its volume is made, and may be deleted to be replaced.
 	DefaultOrphanGrace = 10 * time.Minute
-	// LeastOrphanGrace is the shortest that Options.OrphanGrace may be.
+	// LeastOrphanGrace is the shortest that Options.Grace may be.
 	LeastOrphanGrace = time.Minute
 )
 
@@ -40,6 +40,8 @@ type Auditor struct {
 	reported map[string]absence
 	// orphans is what became of orphans, by node and volume id, as it was reported.
 	orphans map[string]map[string]string
+	// unknownSince is when volumes were first seen that no object knows.
+	unknownSince map[held]time.Time
 	// health is what is wrong with volumes that are there.
 	health health
 	// classes are the conditions of device classes, as was reported, by node.
@@ -55,7 +57,8 @@ type Auditor struct {
 type Options struct {
 	// RemoveOrphans has orphans removed, not only reported.
 	RemoveOrphans bool
-	// Grace is how old a volume must be to be an orphan.
+	// Grace is for how long no object must have known a volume that is an orphan; of a provisional one, it is how old that must
+	// be, and a minute at most.
 	Grace time.Duration
 	// MissingGrace is how old a PersistentVolume must be before its volume's absence from the
 	// node's report means anything; zero means a minute.
@@ -90,9 +93,9 @@ func (a *Auditor) Run(ctx context.Context) error {
 // carve_controller_audited_volumes.
 const (
 	kindKnown   = "known"   // a PersistentVolume or a claim names it
-	kindYoung   = "young"   // none does, but it may just have been made
+	kindYoung   = "young"   // none does, but it may just have been made, or its PersistentVolume is replaced
 	KindForeign = "foreign" // another installation's, or of unknown origin: not ours to remove
-	KindOrphan  = "orphan"  // ours, old, and no object names it
+	KindOrphan  = "orphan"  // ours, and no object has named it for long
 	KindInline  = "inline"  // a Pod's own: its node's plugin removes it
 )
 
@@ -102,6 +105,7 @@ func (a *Auditor) Pass(ctx context.Context) { a.PassWith(ctx, a.Fleet.Views()) }
 // PassWith is Pass with these views of the nodes.
 func (a *Auditor) PassWith(ctx context.Context, views []*fleet.View) {
 	count := map[string]int{kindKnown: 0, kindYoung: 0, KindForeign: 0, KindOrphan: 0, KindInline: 0}
+	unknown := map[held]time.Time{}
 	now, found, kept := newPresent(), map[string][]*lvmdv1.Volume{}, map[string][]*lvmdv1.Volume{}
 	// Volumes come in no order: orphans that cannot be removed do not use all attempts up for ever.
 	for _, view := range views {
@@ -113,6 +117,13 @@ func (a *Auditor) PassWith(ctx context.Context, views []*fleet.View) {
 		for _, vol := range view.Volumes {
 			a.reportDataLoss(ctx, now, view.Node, vol)
 			kind := a.Classify(vol)
+			if kind == KindOrphan && !vol.GetProvisional() {
+				vol := held{view.Node, vol.GetId()}
+				unknown[vol] = cmp.Or(a.unknownSince[vol], a.Now())
+				if a.Now().Sub(unknown[vol]) < a.Grace {
+					kind = kindYoung
+				}
+			}
 			count[kind]++
 			switch {
 			case kind == KindOrphan:
@@ -122,6 +133,12 @@ func (a *Auditor) PassWith(ctx context.Context, views []*fleet.View) {
 			}
 		}
 	}
+	for vol, since := range a.unknownSince {
+		if now.away[vol.node] {
+			unknown[vol] = since
+		}
+	}
+	a.unknownSince = unknown
 	a.keep(ctx, kept)
 	maps.DeleteFunc(a.dataLost, func(vol held, _ time.Time) bool { return !now.mayHold(vol) })
 	a.reportHealth(ctx, now)
@@ -136,7 +153,7 @@ func (a *Auditor) PassWith(ctx context.Context, views []*fleet.View) {
 	a.orphans = a.handleOrphans(ctx, found, now.away) // last, for it waits for nodes
 }
 
-// Classify returns the kind of a volume on a node, by what the caches have.
+// Classify returns the kind of a volume on a node, by what the caches have now.
 func (a *Auditor) Classify(vol *lvmdv1.Volume) string {
 	owner := vol.GetOwner()
 	if owner.GetPodUid() != "" {
@@ -146,7 +163,7 @@ func (a *Auditor) Classify(vol *lvmdv1.Volume) string {
 	if owner.GetClusterId() == "" || owner.GetClusterId() != a.ID || !named || uid != owner.GetClaimUid() {
 		return KindForeign
 	}
-	if a.isNamed(vol) {
+	if a.isNamed(vol) || a.isClaimed(vol) {
 		return kindKnown
 	}
 	claim := a.Claim(uid)
@@ -156,11 +173,8 @@ func (a *Auditor) Classify(vol *lvmdv1.Volume) string {
 	if vol.GetAdoptedFrom() != "" {
 		return KindForeign // Its adoption is under way, or can be reverted: it may be another driver's again.
 	}
-	grace := a.Grace
-	if vol.GetProvisional() {
-		grace = min(grace, LeastOrphanGrace)
-	}
-	if vol.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY || a.Now().Sub(vol.GetCreatedAt().AsTime()) < grace {
+	if vol.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY ||
+		vol.GetProvisional() && a.Now().Sub(vol.GetCreatedAt().AsTime()) < min(a.Grace, LeastOrphanGrace) {
 		return kindYoung
 	}
 	return KindOrphan
@@ -170,6 +184,13 @@ func (a *Auditor) Classify(vol *lvmdv1.Volume) string {
 func (a *Auditor) isNamed(vol *lvmdv1.Volume) bool {
 	pvs, err := a.Volumes.GetIndexer().ByIndex(cluster.ByHandle, vol.GetId())
 	return err != nil || len(pvs) > 0
+}
+
+// isClaimed reports whether a claim names a volume whose PersistentVolume is gone, which an administrator may
+// be replacing. If there is one of that name, the claim names that one's volume.
+func (a *Auditor) isClaimed(vol *lvmdv1.Volume) bool {
+	_, err := a.VolumeLister.Get(vol.GetName())
+	return err != nil && a.ClaimNaming(vol.GetName()) != ""
 }
 
 // Remembered returns of how many unhealthy volumes, and of how many inline volumes that lost

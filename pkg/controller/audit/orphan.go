@@ -36,8 +36,6 @@ const (
 	// for one node, and nodesKeeping how many are asked at once.
 	keepTimeout, nodeKeepTimeout = 10 * time.Second, 2 * time.Second
 	nodesKeeping                 = 16
-	// listTimeout bounds the list of all PersistentVolumes, of which each page has cluster.APITimeout.
-	listTimeout = time.Minute
 )
 
 // What became of an orphan. All but the first are values of the label "result" of
@@ -212,18 +210,21 @@ func (a *Auditor) reportOrphans(name string, changed map[string][]string) bool {
 type listed struct {
 	// named has PersistentVolumes by the ids of the orphans that they name.
 	named map[string]string
-	err   error
+	// claims has claims by the names of the orphans that they name.
+	claims map[string]string
+	err    error
 }
 
-// list asks the API server once for all PersistentVolumes. It looks for orphans by their handles: an
-// administrator may have adopted one under another name. A list that is read in pages is of
-// the moment of its first page.
+// list asks the API server once for all PersistentVolumes, and for all claims. It looks for orphans by their handles: an
+// administrator may have adopted one under another name. Claims name PersistentVolumes, which have the
+// names of the volumes that they were made for. A list that is read in pages is of the moment of its first page.
 func (a *Auditor) list(ctx context.Context, orphans map[*lvmdv1.Volume]bool) listed {
-	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	ctx, cancel := context.WithTimeout(ctx, cluster.ListTimeout)
 	defer cancel()
-	ids, named := map[string]bool{}, map[string]string{}
+	ids, volumes, named := map[string]bool{}, []string(nil), map[string]string{}
 	for vol := range orphans {
 		ids[vol.GetId()] = true
+		volumes = append(volumes, vol.GetName())
 	}
 	pages := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 		ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
@@ -236,7 +237,11 @@ func (a *Auditor) list(ctx context.Context, orphans map[*lvmdv1.Volume]bool) lis
 		}
 		return nil
 	})
-	return listed{named, err}
+	if err != nil {
+		return listed{err: fmt.Errorf("look for its PersistentVolume: %w", err)}
+	}
+	claims, err := a.ReadClaimsNaming(ctx, volumes...)
+	return listed{named, claims, err}
 }
 
 // confirmOrphan asks the API server again, just before a volume is removed, for all that Carve writes about it
@@ -254,7 +259,7 @@ func (a *Auditor) confirmOrphan(ctx context.Context, vol *lvmdv1.Volume, l liste
 	case known && claim.Spec.VolumeName == "":
 		return OrphanKnown, errors.New("its claim is being provisioned after all")
 	case l.err != nil:
-		return OrphanUnconfirmed, fmt.Errorf("look for its PersistentVolume: %w", l.err)
+		return OrphanUnconfirmed, l.err
 	case l.named[vol.GetId()] != "":
 		return OrphanKnown, fmt.Errorf("PersistentVolume %s names it after all", l.named[vol.GetId()])
 	}
@@ -269,6 +274,8 @@ func (a *Auditor) confirmOrphan(ctx context.Context, vol *lvmdv1.Volume, l liste
 		return OrphanUnconfirmed, fmt.Errorf("look for its PersistentVolume: %w", err)
 	case err == nil && pv.Spec.CSI != nil && pv.Spec.CSI.VolumeHandle == vol.GetId():
 		return OrphanKnown, fmt.Errorf("PersistentVolume %s names it by now", pv.Name)
+	case err != nil && l.claims[vol.GetName()] != "":
+		return OrphanKnown, fmt.Errorf("claim %s names its PersistentVolume, which is gone", l.claims[vol.GetName()])
 	case a.Classify(vol) != KindOrphan:
 		return OrphanKnown, errors.New("a PersistentVolume names it by now, or its claim is worked on")
 	}

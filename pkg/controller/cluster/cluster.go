@@ -1,19 +1,24 @@
 package cluster
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	storagelisters "k8s.io/client-go/listers/storage/v1"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/pager"
 	"k8s.io/client-go/tools/record"
 
 	"github.com/carve-csi/carve/api/names"
@@ -26,6 +31,8 @@ const (
 	APITimeout = 15 * time.Second
 	// DeleteTimeout bounds one delete on a node; wiping is not part of it.
 	DeleteTimeout = 60 * time.Second
+	// ListTimeout bounds the list of all objects of a kind, each page of which has APITimeout.
+	ListTimeout = time.Minute
 )
 
 // byUID is the index of claims by their UID.
@@ -33,6 +40,9 @@ const byUID = "uid"
 
 // bySource is the index of claims by the claim that they are to be a clone of.
 const bySource = "source"
+
+// byVolume is the index of claims by the volume that they name, unless it is the one made for them.
+const byVolume = "volume"
 
 // Cluster is what is known of the cluster: of the API server's objects by informers, and of
 // the nodes by what they report. Its methods are safe for concurrent use.
@@ -87,6 +97,7 @@ func (c *Cluster) useInformers(all, own informers.SharedInformerFactory) error {
 		c.Claims.AddTypedIndexers(cache.TypedIndexers[*v1.PersistentVolumeClaim]{
 			byUID:    func(claim *v1.PersistentVolumeClaim) ([]string, error) { return []string{string(claim.UID)}, nil },
 			bySource: sourceIndexer,
+			byVolume: volumeIndexer,
 		}))
 	if err := errors.Join(failed...); err != nil {
 		return fmt.Errorf("prepare informers: %w", err)
@@ -140,6 +151,42 @@ func (c *Cluster) VolumesFor(claim *v1.PersistentVolumeClaim) (out []*v1.Persist
 	return out
 }
 
+// ClaimNaming returns a claim, as namespace/name, whose spec.volumeName is this one, as the cache
+// has it, or nothing.
+func (c *Cluster) ClaimNaming(volume string) string {
+	claims := indexed(c.Claims, byVolume, volume)
+	if claim := c.Claim(strings.TrimPrefix(volume, "pvc-")); claim != nil && claim.Spec.VolumeName == volume {
+		claims = append(claims, claim)
+	}
+	if len(claims) == 0 {
+		return ""
+	}
+	return claims[0].Namespace + "/" + claims[0].Name
+}
+
+// ReadClaimsNaming is ClaimNaming for several volumes, by one list from the API server. It returns
+// the claims by their volumes.
+func (c *Cluster) ReadClaimsNaming(ctx context.Context, volumes ...string) (map[string]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, ListTimeout)
+	defer cancel()
+	naming := map[string]string{}
+	pages := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		ctx, cancel := context.WithTimeout(ctx, APITimeout)
+		defer cancel()
+		return c.Client.CoreV1().PersistentVolumeClaims(metav1.NamespaceAll).List(ctx, o)
+	})
+	err := pages.EachListItem(ctx, metav1.ListOptions{}, func(obj runtime.Object) error {
+		if claim, ok := obj.(*v1.PersistentVolumeClaim); ok && slices.Contains(volumes, claim.Spec.VolumeName) {
+			naming[claim.Spec.VolumeName] = claim.Namespace + "/" + claim.Name
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the claims: %w", err)
+	}
+	return naming, nil
+}
+
 // ClonesOf returns the claims that are, or are to be, made of a claim, which is
 // given as namespace/name.
 func (c *Cluster) ClonesOf(source string) []*v1.PersistentVolumeClaim {
@@ -169,6 +216,15 @@ func (c *Cluster) OurClasses() []*storagev1.StorageClass {
 func sourceIndexer(claim *v1.PersistentVolumeClaim) ([]string, error) {
 	if source, _, err := spec.SourceOf(claim); err == nil && source != nil && source.Kind == spec.KindClaim {
 		return []string{claim.Namespace + "/" + source.Name}, nil
+	}
+	return nil, nil
+}
+
+// volumeIndexer indexes claims by the volume that they name. Most name the one that was made for them,
+// which is found by their UID: an entry for each would only take memory.
+func volumeIndexer(claim *v1.PersistentVolumeClaim) ([]string, error) {
+	if name := claim.Spec.VolumeName; name != "" && name != spec.VolumeName(claim) {
+		return []string{name}, nil
 	}
 	return nil, nil
 }
