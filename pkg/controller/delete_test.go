@@ -66,6 +66,7 @@ func (h *harness) passBy(node string) {
 	h.t.Helper()
 	h.passed++
 	claim := h.claim(fmt.Sprintf("passing-%d", h.passed), "", nil)
+	h.deleteClaim(claim.Name)
 	pv := provision.NewPersistentVolume(claim, mustClass(h.t, h), node, &lvmdv1.Volume{Id: claim.Name, SizeBytes: gib}, "x")
 	pv.Status.Phase = v1.VolumeReleased
 	must.Get(h.client.CoreV1().PersistentVolumes().Create(h.t.Context(), pv, metav1.CreateOptions{}))(h.t)
@@ -207,6 +208,7 @@ func TestVolumesOfOthersAreLeftAlone(t *testing.T) {
 		"local":             func(pv *v1.PersistentVolume) { pv.Spec.CSI = nil },
 	} {
 		claim := h.claim(name, "", nil)
+		h.deleteClaim(name)
 		pv := provision.NewPersistentVolume(claim, mustClass(t, h), "n1", &lvmdv1.Volume{Id: "cvx", SizeBytes: gib}, "x")
 		pv.Name = name
 		change(pv)

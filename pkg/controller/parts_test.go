@@ -66,7 +66,7 @@ func TestWithoutProvisioningClaimsAndVolumesAreLeftToASidecar(t *testing.T) {
 	// Released, as by the PV controller.
 	h.stray(node, "n1", "made-by-a-sidecar", "")
 	pv := provision.NewPersistentVolume(claim, mustClass(t, h), "n1", node.Volumes()["pvc-made-by-a-sidecar"], "x")
-	pv.Status.Phase = v1.VolumeReleased
+	pv.Status.Phase, pv.Spec.ClaimRef.UID = v1.VolumeReleased, "of a claim that is gone"
 	must.Get(h.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}))(t)
 	h.net.Detach("n1")
 	h.attach(node, "n1") // what there is not disturbs nothing

@@ -1,9 +1,13 @@
 package cluster
 
 import (
+	"context"
+	"fmt"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/storage/volume"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
@@ -71,6 +75,33 @@ func BelongsTo(pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim) bool {
 // IsReleased reports whether the status of a volume says that its claim is gone.
 func IsReleased(pv *v1.PersistentVolume) bool {
 	return pv.Status.Phase == v1.VolumeReleased || pv.Status.Phase == v1.VolumeFailed
+}
+
+// ReadVolume reads a PersistentVolume and its claim at the API server, because the caches may be
+// behind: call it before what cannot be undone. The PersistentVolume is nil if it is gone or was
+// made again, the claim is nil if none exists under the UID in spec.claimRef.
+func (c *Cluster) ReadVolume(ctx context.Context, pv *v1.PersistentVolume) (*v1.PersistentVolume, *v1.PersistentVolumeClaim, error) {
+	ctx, cancel := context.WithTimeout(ctx, APITimeout)
+	defer cancel()
+	now, err := c.Client.CoreV1().PersistentVolumes().Get(ctx, pv.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err) || err == nil && now.UID != pv.UID:
+		return nil, nil, nil
+	case err != nil:
+		return nil, nil, fmt.Errorf("read PersistentVolume %s: %w", pv.Name, err)
+	}
+	ref := now.Spec.ClaimRef
+	if ref == nil {
+		return now, nil, nil
+	}
+	claim, err := c.Client.CoreV1().PersistentVolumeClaims(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err) || err == nil && claim.UID != ref.UID:
+		return now, nil, nil
+	case err != nil:
+		return nil, nil, fmt.Errorf("read claim %s/%s: %w", ref.Namespace, ref.Name, err)
+	}
+	return now, claim, nil
 }
 
 // VolumeGroup is what the annotation names.AnnotationVolumeGroup says: a volume

@@ -14,6 +14,7 @@ import (
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/controller/workloop"
 	"github.com/carve-csi/carve/pkg/fleet"
 )
@@ -36,6 +37,9 @@ const (
 	releaseAfter = 150 * time.Millisecond
 	// retryMin is the pause after the first failed attempt.
 	retryMin = 200 * time.Millisecond
+	// keptRetry is when to look again at a volume that the API server does not have as released. Mostly
+	// an event comes before; there is none if a claim goes that was never bound to it.
+	keptRetry = time.Minute
 )
 
 // Values of the label "result" of carve_controller_deletes_total.
@@ -146,7 +150,14 @@ func (d *Deleter) sync(ctx context.Context, name string) (again time.Duration, e
 	if !shouldDelete(pv) {
 		return 0, nil
 	}
-	if err := d.deleteVolume(ctx, pv); err != nil {
+	pv, err = d.confirm(ctx, pv)
+	if err == nil && pv == nil {
+		return keptRetry, nil
+	}
+	if err == nil {
+		err = d.deleteVolume(ctx, pv)
+	}
+	if err != nil {
 		d.Metrics.deletes.WithLabelValues(resultNotYet).Inc()
 		return 0, err
 	}
@@ -202,18 +213,18 @@ func (d *Deleter) markReleased(ctx context.Context, pv *v1.PersistentVolume) (no
 	case left > 0:
 		return pv, left, nil
 	}
-	released, err := cluster.Apply(ctx, d.Client.CoreV1().PersistentVolumes(), pv, cluster.SameObject,
+	released, err := cluster.Apply(ctx, d.Client.CoreV1().PersistentVolumes(), pv, cluster.Exact, // It may have another claim.
 		func(pv *v1.PersistentVolume) { pv.Status.Phase = v1.VolumeReleased }, "status")
-	switch {
-	case cluster.IsOutdated(err):
-		return pv, 0, nil
-	case err != nil:
-		d.mu.Lock()
-		d.claimGone[pv.Name] = claim
-		d.mu.Unlock()
-		return nil, 0, fmt.Errorf("mark volume released: %w", err)
+	if err == nil {
+		return released, 0, nil
 	}
-	return released, 0, nil
+	d.mu.Lock()
+	d.claimGone[pv.Name] = claim
+	d.mu.Unlock()
+	if cluster.IsOutdated(err) {
+		return pv, 0, nil // its next event brings it back
+	}
+	return nil, 0, fmt.Errorf("mark volume released: %w", err)
 }
 
 // shouldDelete is the upstream provisioner's rule, and more than that for a PersistentVolume that
@@ -226,6 +237,29 @@ func shouldDelete(pv *v1.PersistentVolume) bool {
 	}
 	return pv.Spec.PersistentVolumeReclaimPolicy == v1.PersistentVolumeReclaimDelete &&
 		(pv.Status.Phase == v1.VolumeReleased || deleted && pv.Status.Phase == v1.VolumeFailed)
+}
+
+// confirm reads a volume that is to be deleted at the API server, and returns it, or nil if it is not
+// released there.
+func (d *Deleter) confirm(ctx context.Context, pv *v1.PersistentVolume) (now *v1.PersistentVolume, err error) {
+	var claim *v1.PersistentVolumeClaim
+	d.loop.Outside(func() { now, claim, err = d.ReadVolume(ctx, pv) })
+	if err != nil || now == nil || !isReleased(now, claim) {
+		return nil, err
+	}
+	return now, nil
+}
+
+// isReleased reports whether a volume is to be deleted and belongs to no claim. claim is the one that exists under
+// the UID in claimRef, or nil. The phase does not suffice: it stays Released for a while after an
+// administrator, or a volume populator, has given the volume to another claim.
+func isReleased(pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim) bool {
+	ref := pv.Spec.ClaimRef
+	if !shouldDelete(pv) || ref == nil || ref.UID == "" {
+		return false // One without UID is reserved for a claim to come.
+	}
+	// A claim that has got another volume than the one made for it never takes that.
+	return claim == nil || pv.Name == spec.VolumeName(claim) && claim.Spec.VolumeName != "" && claim.Spec.VolumeName != pv.Name
 }
 
 // keepFinalizer adds the finalizer to bound volumes whose policy is Delete, and

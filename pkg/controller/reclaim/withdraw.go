@@ -25,7 +25,17 @@ func isUnbound(pv *v1.PersistentVolume) bool {
 // claim has, if nothing has changed since: the PV controller then calls it released, and it is
 // deleted as any other. One that a claim names already stays, and an Event says so.
 func (d *Deleter) withdraw(ctx context.Context, pv *v1.PersistentVolume) error {
-	if claim := d.claimNaming(pv); claim != "" {
+	claim := d.ClaimNaming(pv.Name)
+	if claim == "" {
+		var claims map[string]string
+		var err error
+		d.loop.Outside(func() { claims, err = d.ReadClaimsNaming(ctx, pv.Name) })
+		if err != nil {
+			return err
+		}
+		claim = claims[pv.Name]
+	}
+	if claim != "" {
 		err := fmt.Errorf("claim %s names the volume: delete the claim, and the volume is deleted, too", claim)
 		if worthReporting(d.loop.Failures(pv.Name), true) {
 			d.Recorder.Event(pv, v1.EventTypeWarning, cluster.ReasonDeleteFailed, err.Error())
@@ -44,15 +54,4 @@ func (d *Deleter) withdraw(ctx context.Context, pv *v1.PersistentVolume) error {
 		return fmt.Errorf("withdraw volume: %w", err)
 	}
 	return nil // after a conflict, its next event follows
-}
-
-// claimNaming returns a claim, as namespace/name, that is or can be bound to an unbound volume, or
-// nothing.
-func (d *Deleter) claimNaming(pv *v1.PersistentVolume) string {
-	for _, claim := range d.AllClaims() {
-		if claim.Spec.VolumeName == pv.Name {
-			return claim.Namespace + "/" + claim.Name
-		}
-	}
-	return ""
 }
