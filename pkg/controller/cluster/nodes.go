@@ -147,16 +147,26 @@ func (l *losses) lasts(node string, now time.Time) bool {
 	return now.Sub(l.gone[node]) >= l.Grace
 }
 
-// DeleteLostClaim deletes the claim of a volume that its class gives up, and says why.
+// DeleteLostClaim deletes the claim of a volume that its class gives up, and says why. It does nothing
+// if, at the API server, the volume is not that claim's, or is not to be given up.
 func (c *Cluster) DeleteLostClaim(ctx context.Context, pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim, why string) {
-	c.Recorder.Event(claim, v1.EventTypeWarning, ReasonNodeLost, why+"; the claim is deleted, as its class asks for, so that it can be made again elsewhere")
 	log := c.Log.With("claim", claim.Namespace+"/"+claim.Name, "volume", pv.Name, "why", why)
-	log.Info("deleting a claim whose class gives it up")
+	now, holder, err := c.ReadVolume(ctx, pv)
+	if err != nil && ctx.Err() == nil {
+		log.Warn("failed to read a claim that is given up; will retry", "error", err)
+	}
+	if err != nil || holder == nil || holder.UID != claim.UID || holder.Spec.VolumeName != now.Name || now.Annotations[names.ParamOnNodeLoss] != names.NodeLossRecreate {
+		return
+	}
 	callCtx, cancel := context.WithTimeout(ctx, APITimeout)
 	defer cancel()
-	err := c.Client.CoreV1().PersistentVolumeClaims(claim.Namespace).Delete(callCtx, claim.Name, metav1.DeleteOptions{
+	err = c.Client.CoreV1().PersistentVolumeClaims(claim.Namespace).Delete(callCtx, claim.Name, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &claim.UID}})
-	if err != nil && !IsOutdated(err) && ctx.Err() == nil {
+	switch {
+	case err == nil:
+		c.Recorder.Event(claim, v1.EventTypeWarning, ReasonNodeLost, why+"; the claim is deleted, as its class asks for, so that it can be made again elsewhere")
+		log.Info("deleted a claim whose class gives it up")
+	case !IsOutdated(err) && ctx.Err() == nil:
 		log.Warn("a claim that is given up could not be deleted, trying on", "error", err)
 	}
 }

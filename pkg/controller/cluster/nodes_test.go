@@ -7,7 +7,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
+	"k8s.io/client-go/tools/record"
 
+	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/clientfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
@@ -57,4 +59,37 @@ func TestANodeIsGoneOnceItIsDeletedOrOutOfService(t *testing.T) {
 	update("out-of-service", true)
 	update("out-of-service", true, v1.TaintNodeOutOfService)
 	next("one that has the taint again", "out-of-service")
+}
+
+// TestLostClaimIsDeletedOnlyIfAPIServerHasItsVolumeSo has a cache that may be behind.
+func TestLostClaimIsDeletedOnlyIfAPIServerHasItsVolumeSo(t *testing.T) {
+	for name, test := range map[string]struct {
+		now     func(*v1.PersistentVolume, *v1.PersistentVolumeClaim)
+		deleted bool
+	}{
+		"nothing has changed":             {now: func(*v1.PersistentVolume, *v1.PersistentVolumeClaim) {}, deleted: true},
+		"the volume was given to another": {now: func(pv *v1.PersistentVolume, _ *v1.PersistentVolumeClaim) { pv.Spec.ClaimRef.UID = "2" }},
+		"the claim is to be kept":         {now: func(pv *v1.PersistentVolume, _ *v1.PersistentVolumeClaim) { pv.Annotations = nil }},
+		"the volume was made again":       {now: func(pv *v1.PersistentVolume, _ *v1.PersistentVolumeClaim) { pv.UID = "another" }},
+		"the claim has another volume":    {now: func(_ *v1.PersistentVolume, claim *v1.PersistentVolumeClaim) { claim.Spec.VolumeName = "other" }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			claim := &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "c", UID: "1"},
+				Spec: v1.PersistentVolumeClaimSpec{VolumeName: "pvc-1"}}
+			pv := &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pvc-1", Annotations: map[string]string{names.ParamOnNodeLoss: names.NodeLossRecreate}},
+				Spec: v1.PersistentVolumeSpec{ClaimRef: &v1.ObjectReference{Namespace: "team", Name: "c", UID: "1"}}}
+			pvNow, claimNow := pv.DeepCopy(), claim.DeepCopy()
+			test.now(pvNow, claimNow)
+			client := clientfake.New(pvNow, claimNow)
+			all := informers.NewSharedInformerFactory(client, 0)
+			c := must.Get(New(client, nil, all, all, slog.New(slog.DiscardHandler)))(t)
+			events := record.NewFakeRecorder(10)
+			c.Recorder = events
+			c.DeleteLostClaim(t.Context(), pv, claim, "the node is lost")
+			left := must.Get(client.CoreV1().PersistentVolumeClaims("team").List(t.Context(), metav1.ListOptions{}))(t)
+			if deleted := len(left.Items) == 0; deleted != test.deleted || len(events.Events) > 0 != test.deleted {
+				t.Errorf("deleted: %t, with %d Events, want it deleted, with one: %t", deleted, len(events.Events), test.deleted)
+			}
+		})
+	}
 }
