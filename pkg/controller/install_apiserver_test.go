@@ -128,4 +128,5 @@ func install(t *testing.T, client kubernetes.Interface) {
 	apply(t, client, "../../deploy/base/csidriver.yaml")
 	apply(t, client, "../../deploy/base/rbac-controller.yaml")
 	apply(t, client, "../../deploy/base/policy-controller.yaml")
+	apply(t, client, "../../deploy/base/policy-nodes.yaml")
 }

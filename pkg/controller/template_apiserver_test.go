@@ -27,13 +27,9 @@ func TestTheSchedulerPlacesPodsOnTemplatesOfTheAutoscaler(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)
 	w.namespace = ours
-	install(t, client)
 	for _, node := range []string{"n1", "n2"} {
 		must.Succeed(t, patchNode(client, node, `{"metadata":{"labels":{"`+kindLabel+`":"Standard_L8s_v3","`+v1.LabelHostname+`":"`+node+`"}}}`))
 	}
-	w.class(t, func(c *storagev1.StorageClass) {
-		c.Annotations = map[string]string{names.AnnotationTemplateCapacity: "never-seen=700Mi"}
-	})
 	for name, labels := range map[string]map[string]string{
 		// A copy of n1: its object counts for the template, too.
 		"template-node-for-full":  {names.TopologyNode: "n1", kindLabel: "Standard_L8s_v3"},
@@ -41,9 +37,17 @@ func TestTheSchedulerPlacesPodsOnTemplatesOfTheAutoscaler(t *testing.T) {
 		"template-node-for-other": {kindLabel: "without-disks"},
 	} {
 		labels[v1.LabelHostname], labels[names.LabelTemplateNode] = name, "true"
-		must.Get(client.CoreV1().Nodes().Create(t.Context(), &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}, Status: forPods()}, metav1.CreateOptions{}))(t)
+		// The autoscaler's templates are in its memory only; the policy for nodes refuses this one's label.
+		waittest.Succeeds(t, "no policy of a test before is in force", func() error {
+			_, err := client.CoreV1().Nodes().Create(t.Context(), &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}, Status: forPods()}, metav1.CreateOptions{})
+			return err
+		})
 		t.Cleanup(func() { _ = client.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{}) })
 	}
+	install(t, client)
+	w.class(t, func(c *storagev1.StorageClass) {
+		c.Annotations = map[string]string{names.AnnotationTemplateCapacity: "never-seen=700Mi"}
+	})
 	pod := func(name, node, size string) {
 		spec, claim := scheduledPod(true)
 		claim.Resources.Requests[v1.ResourceStorage] = resource.MustParse(size)

@@ -160,7 +160,7 @@ func withCluster(ctx context.Context, o clusterOptions, f func(*cluster) error) 
 // install brings the controller up, as deploy/ would, and the nodes.
 func (c *cluster) install(ctx context.Context) error {
 	base := filepath.Join(c.programs.root, "deploy", "base")
-	for _, file := range []string{"namespace.yaml", "serviceaccounts.yaml", "csidriver.yaml", "storageclass.yaml", "rbac-controller.yaml", "policy-controller.yaml"} {
+	for _, file := range []string{"namespace.yaml", "serviceaccounts.yaml", "csidriver.yaml", "storageclass.yaml", "rbac-controller.yaml", "policy-controller.yaml", "policy-nodes.yaml"} {
 		kubectl := exec.CommandContext(ctx, c.programs.kubernetes, "kubectl", "--kubeconfig", c.plane.AdminKubeconfig(),
 			"--namespace", carveNamespace, "apply", "-f", filepath.Join(base, file))
 		if output, err := combined(c.namespace, kubectl); err != nil {
