@@ -108,6 +108,7 @@ var healthy = map[string]string{
 	`carve_controller_held_back_nodes{instance="a",cause="away"}`:      "0x300",
 	`carve_controller_held_back_nodes{instance="a",cause="failing"}`:   "0x300",
 	`carve_controller_refused_nodes{instance="a"}`:                     "0x300",
+	`carve_controller_nodes_without_label{instance="a"}`:               "0x300",
 	`carve_controller_missing_volumes{instance="a",cause="removed"}`:   "0x300",
 	`carve_controller_audited_volumes{instance="a",standing="known"}`:  "7x300",
 	`carve_controller_audited_volumes{instance="a",standing="orphan"}`: "0x300",
@@ -203,6 +204,9 @@ var scenarios = map[string]struct {
 	},
 	"the kubelet forgot the plugin": {
 		map[string]string{`carve_node_registered{node="n1"}`: "1x59 0x240"}, 4 * time.Minute, 5 * time.Minute, []string{"CarveNodeNotRegistered warning n1"},
+	},
+	"a node has another node's label": {
+		map[string]string{`carve_controller_nodes_without_label{instance="a"}`: "0x59 1x240"}, 4 * time.Minute, 5 * time.Minute, []string{"CarveNodeNotLabelled warning"},
 	},
 	"mounts fail": {
 		map[string]string{

@@ -52,7 +52,8 @@ func TestANodeWithoutItsTopologyLabelIsNamedUntilItHasIt(t *testing.T) {
 	counted(1)
 	wantEvents(t, "still none", pass(), 0)
 	label("n2")
-	wantEvents(t, "another node's", pass(), 0)
+	wantEvents(t, "another node's", pass(), 1, v1.EventTypeWarning+" TopologyLabelMissing", "Pods with volumes on node n2 are scheduled to it, their Secrets with them")
+	wantEvents(t, "still another node's", pass(), 0)
 	counted(1)
 	label("n1")
 	wantEvents(t, "its own", pass(), 1, v1.EventTypeNormal+" TopologyLabelRestored")
@@ -69,4 +70,10 @@ func TestANodeWithoutItsTopologyLabelIsNamedUntilItHasIt(t *testing.T) {
 	if len(found) == 1 && !strings.Contains(found[0], "do not restart") {
 		t.Errorf("%q does not say that a restart makes it worse", found[0])
 	}
+	// The scheduler takes a node without an agent for n1, too.
+	must.Get(w.client.CoreV1().Nodes().Create(t.Context(), &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "agentless", Labels: map[string]string{names.TopologyNode: "n1"}}}, metav1.CreateOptions{}))(t)
+	waittest.Until(t, "the controller knows the node", func() bool { _, err := w.c.core.NodeLister.Get("agentless"); return err == nil })
+	pass()
+	wantEvents(t, "another node's, without an agent", pass(), 1, "the node has the label "+names.TopologyNode+"=n1 instead of "+names.TopologyNode+"=agentless")
+	counted(2)
 }

@@ -46,8 +46,8 @@ type Auditor struct {
 	health health
 	// classes are the conditions of device classes, as was reported, by node.
 	classes map[string]classConditions
-	// unlabelled is how many passes in a row found a node without its topology label.
-	unlabelled map[string]int
+	// unlabelled are the nodes whose topology label the last passes found missing or wrong, by name.
+	unlabelled map[string]unlabelled
 	// dataLost is when inline volumes lost their data, of which their Pods were notified since
 	// Options.Since.
 	dataLost map[held]time.Time

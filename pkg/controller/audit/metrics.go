@@ -7,7 +7,7 @@ type Metrics struct {
 	Audited *prometheus.GaugeVec
 	Missing *prometheus.GaugeVec
 	Orphans *prometheus.CounterVec
-	// Unlabelled counts nodes without the topology label.
+	// Unlabelled counts nodes whose topology label is missing or wrong.
 	Unlabelled prometheus.Gauge
 }
 
@@ -22,7 +22,7 @@ func NewMetrics(registerer prometheus.Registerer) *Metrics {
 		Orphans: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "orphans_total",
 			Help: "Attempts to remove orphans (--remove-orphans), by result: removed, in_use (open on the node), known (the API server names it after all), unconfirmed (the API server could not be asked), failed (the node could not)."}, []string{"result"}),
 		Unlabelled: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "nodes_without_label",
-			Help: "Connected nodes whose Node object does not have the label topology.carve.csi.local/node with its name. No Pod with a volume is scheduled there."}),
+			Help: "Nodes whose label topology.carve.csi.local/node is missing while they are connected, or has another node's name. No Pod with a volume of theirs is scheduled there."}),
 	}
 	registerer.MustRegister(m.Audited, m.Missing, m.Orphans, m.Unlabelled)
 	return m

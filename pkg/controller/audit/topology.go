@@ -1,10 +1,11 @@
 package audit
 
 import (
-	"maps"
 	"slices"
+	"strings"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
@@ -14,50 +15,62 @@ import (
 // Event says so: the kubelet sets it once the node plugin has registered.
 const unlabelledPasses = 2
 
-// reportUnlabelled writes Events on connected nodes whose Node object does not have the topology
-// label, and when it is back: without it the scheduler finds neither the node's capacity nor the
-// volumes there. The label is not set again from here: the controller has no right to change
-// nodes, and a kubelet that is to set it takes the plugin off the node first. Nodes that are not
-// connected are as they were.
+// unlabelled is a node whose topology label is not its name.
+type unlabelled struct {
+	passes int    // in a row that found it
+	has    string // the label's value, empty if there is none
+}
+
+// reportUnlabelled writes Events on nodes whose topology label is missing or has another node's name,
+// and when it is correct again. A missing label counts on connected nodes only, and a node that is away
+// is as it was. A wrong one counts on every node, since the scheduler acts on it wherever the agent is.
+// The label is not set again from here: the controller has no right to change nodes, and a kubelet that
+// is to set it takes the plugin off the node first.
 func (a *Auditor) reportUnlabelled(now *present) {
-	found, count := map[string]int{}, 0
-	for _, node := range slices.Sorted(maps.Keys(now.nodes)) {
-		object, err := a.NodeLister.Get(node)
-		if err != nil {
-			continue // there is no such node to schedule to
-		}
+	nodes, err := a.NodeLister.List(labels.Everything())
+	if err != nil {
+		return // a lister reads its cache, and does not fail
+	}
+	slices.SortFunc(nodes, func(x, y *v1.Node) int { return strings.Compare(x.Name, y.Name) })
+	found, count := map[string]unlabelled{}, 0
+	for _, object := range nodes {
+		node, has := object.Name, object.Labels[names.TopologyNode]
 		before := a.unlabelled[node]
-		if object.Labels[names.TopologyNode] == node {
-			if before >= unlabelledPasses {
+		switch {
+		case has == node:
+			if before.passes >= unlabelledPasses {
 				a.NodeEvent(node, v1.EventTypeNormal, cluster.ReasonLabelRestored, "the node has the label "+names.TopologyNode+"="+node+" again")
 			}
 			continue
+		case has == "" && now.nodes[node] == nil:
+			if now.away[node] && before.passes > 0 {
+				found[node] = before
+			}
+			continue
 		}
-		if found[node] = before + 1; found[node] < unlabelledPasses {
+		found[node] = unlabelled{passes: before.passes + 1, has: has}
+		if found[node].passes < unlabelledPasses {
 			continue
 		}
 		count++
-		if found[node] == unlabelledPasses {
-			a.NodeEvent(node, v1.EventTypeWarning, cluster.ReasonLabelMissing, unlabelled(node, object.Labels[names.TopologyNode]))
-		}
-	}
-	for node, n := range a.unlabelled {
-		if now.away[node] {
-			found[node] = n
+		if before.passes < unlabelledPasses || before.has != has {
+			a.NodeEvent(node, v1.EventTypeWarning, cluster.ReasonLabelMissing, sayUnlabelled(node, has))
 		}
 	}
 	a.unlabelled = found
 	a.Metrics.Unlabelled.Set(float64(count))
 }
 
-// unlabelled says what a node without its label lacks and what to do; has is the label's value there,
-// if any. A kubelet refuses a plugin whose topology the node's labels contradict: then the agent is
-// not to be restarted.
-func unlabelled(node, has string) string {
+// sayUnlabelled says how a node's label is wrong, what follows and what to do. A kubelet refuses a plugin
+// whose topology the node's labels contradict: then the agent is not to be restarted.
+func sayUnlabelled(node, has string) string {
 	label := names.TopologyNode + "=" + node
-	lack, restart := "does not have the label "+label, ", or restart its Pod of the DaemonSet carve-node, whose kubelet then sets it"
-	if has != "" {
-		lack, restart = "has the label "+names.TopologyNode+"="+has+" instead of "+label, "; do not restart its agent before that, as the kubelet refuses the node plugin meanwhile"
+	correct := "kubectl label --overwrite node " + node + " " + label
+	if has == "" {
+		return "the node does not have the label " + label + ", so that no Pod with a volume is scheduled to it; set it: " + correct +
+			", or restart its Pod of the DaemonSet carve-node, whose kubelet then sets it"
 	}
-	return "the node " + lack + ", so that no Pod with a volume is scheduled to it; set it: kubectl label --overwrite node " + node + " " + label + restart
+	return "the node has the label " + names.TopologyNode + "=" + has + " instead of " + label + ", so that Pods with volumes on node " + has +
+		" are scheduled to it, their Secrets with them, and none with volumes that it has itself; find out who set it, and correct it: " + correct +
+		"; do not restart its agent before that, as the kubelet refuses the node plugin meanwhile"
 }

@@ -162,7 +162,7 @@ func (u *Untainter) unready(ctx context.Context, node *v1.Node) error {
 	case !view.Reported():
 		return errors.New("its agent has not reported yet")
 	case node.Labels[names.TopologyNode] != node.Name:
-		return fmt.Errorf("its kubelet has not set the label %s yet: the node plugin is not registered", names.TopologyNode)
+		return fmt.Errorf("it does not have the label %s=%s: the node plugin is not registered", names.TopologyNode, node.Name)
 	}
 	for _, class := range u.OurClasses() {
 		if err := u.publisher.published(ctx, Key{Node: node.Name, Class: class.Name}); err != nil {

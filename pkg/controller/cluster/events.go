@@ -90,7 +90,7 @@ var EventReasons = []EventReason{
 		"If that is wrong, [bring the former group back](../how-to/troubleshooting.md#volumegroupchanged-another-group-is-used)."},
 	{ReasonDeletionWaits, v1.EventTypeWarning, "node", "Deleted volumes there are neither wiped nor removed: logical volumes that an administrator made depend on them.",
 		"[Remove what the message names](../how-to/troubleshooting.md#condition-hasdependents-a-volume-is-not-deleted)."},
-	{ReasonLabelMissing, v1.EventTypeWarning, "node", "The Node object does not have the label `topology.carve.csi.local/node` with its name. No Pod with a volume is scheduled there.",
+	{ReasonLabelMissing, v1.EventTypeWarning, "node", "The Node object does not have the label `topology.carve.csi.local/node`, and no Pod with a volume is scheduled there; or the label has the name of another node, whose Pods are scheduled there.",
 		"[Set it](../how-to/troubleshooting.md#a-node-has-no-topology-label)."},
 	{ReasonLabelRestored, v1.EventTypeNormal, "node", "The node has the label again.", ""},
 	{ReasonOrphanFound, v1.EventTypeWarning, "node", "The node holds volumes that no PersistentVolume and no claim names.", "[Keep, adopt or delete them](../how-to/existing-volumes.md)."},
