@@ -84,7 +84,7 @@ dashboards: {labels: {for: grafana}, annotations: {grafana_folder: Storage}}
 		{controller, "spec template spec nodeSelector", "{kubernetes.io/os: linux, for: controllers}"},
 		{controller, "spec template spec tolerations", "[{key: c, operator: Exists}, {key: carve.csi.local/agent-not-ready, operator: Exists}, " +
 			"{key: startup-taint.cluster-autoscaler.kubernetes.io/carve, operator: Exists}, {key: readiness.k8s.io/carve, operator: Exists}]"},
-		{controller, "spec template spec affinity nodeAffinity", "{of: controllers}"},
+		{controller, "spec template spec affinity nodeAffinity of", "controllers"},
 		{controller, "spec template spec imagePullSecrets", "[{name: pull}]"},
 		{controller, "spec template spec containers controller image", carve},
 		{controller, "spec template spec containers controller imagePullPolicy", "Always"},
