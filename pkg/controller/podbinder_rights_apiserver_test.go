@@ -120,6 +120,10 @@ func TestOurSchedulerMayWriteOnlyWhatItHasTo(t *testing.T) {
 			give("wanted")(pv)
 			pv.Spec.MountOptions = []string{"suid"}
 		}),
+		"name a Secret in volumes": updateVolume("unclaimed", func(pv *v1.PersistentVolume) {
+			give("wanted")(pv)
+			pv.Spec.CSI.ControllerExpandSecretRef = &v1.SecretReference{Namespace: "kube-system", Name: "topsecret"}
+		}),
 		"let more Pods write to volumes": updateVolume("unclaimed", func(pv *v1.PersistentVolume) {
 			give("wanted")(pv)
 			pv.Spec.AccessModes = append(pv.Spec.AccessModes, v1.ReadWriteMany)
