@@ -17,13 +17,13 @@ import (
 
 // TestAnAvailableVolumeThatIsDeletedEndsOnARealServer has the API server's validation, its PV
 // controller and the rights that are shipped: the volume was made available after its node refused
-// to delete it, and a claim comes that names it.
+// to delete it, and a claim comes that names it. The volume has a Secret in its claim's namespace.
 func TestAnAvailableVolumeThatIsDeletedEndsOnARealServer(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)
-	w.namespace = ours
+	w.namespace = "default"
 	install(t, client)
-	storage := w.class(t, nil)
+	storage := w.class(t, withKey("${pvc.name}-key", "${pvc.namespace}"))
 	actOn(t, w, Options{Client: asController(t), Namespace: ours})
 	claim := w.claim(t, storage, "n1", named("data", nil))
 	w.waitBound(t, claim)

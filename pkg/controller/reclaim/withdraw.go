@@ -44,6 +44,10 @@ func (d *Deleter) withdraw(ctx context.Context, pv *v1.PersistentVolume) error {
 	}
 	_, err := cluster.Apply(ctx, d.Client.CoreV1().PersistentVolumes(), pv, cluster.Exact, func(pv *v1.PersistentVolume) {
 		ref := &v1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: names.Namespace, Name: pv.Name}
+		if pv.Spec.CSI != nil && pv.Spec.CSI.NodeStageSecretRef != nil {
+			// A volume and its Secret are of one namespace, or the policy for volumes refuses this.
+			ref.Namespace = pv.Spec.CSI.NodeStageSecretRef.Namespace
+		}
 		if pv.Spec.ClaimRef != nil {
 			ref.Namespace, ref.Name = pv.Spec.ClaimRef.Namespace, pv.Spec.ClaimRef.Name
 		}
