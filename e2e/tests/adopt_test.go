@@ -92,6 +92,14 @@ func adoptFrom(s *scope, from otherDriver) {
 	}
 	plugin("adopt", "data", "--yes")
 	plugin("adopt", "data", "--confirm")
+	s.ask("data", 16*extent)
+	s.must(carve.Until(s.ctx, waitTimeout, "the volume has grown", func(ctx context.Context) error {
+		pv, err := s.CoreV1().PersistentVolumes().Get(ctx, pv.Name, metav1.GetOptions{})
+		if err == nil && pv.Spec.Capacity.Storage().Value() != 16*extent {
+			err = fmt.Errorf("it has %s", pv.Spec.Capacity.Storage())
+		}
+		return err
+	}), "grow the adopted claim")
 	s.must(s.CoreV1().PersistentVolumeClaims(s.namespace).Delete(s.ctx, "data", metav1.DeleteOptions{}), "delete the claim")
 	s.gone("the volume "+pv.Name, func(ctx context.Context) error {
 		_, err := s.CoreV1().PersistentVolumes().Get(ctx, pv.Name, metav1.GetOptions{})
@@ -106,11 +114,11 @@ func adoptFrom(s *scope, from otherDriver) {
 // and waits until they are bound. It returns the claim that is.
 func (s *scope) claimOfOther(from otherDriver, node string) *corev1.PersistentVolumeClaim {
 	s.Helper()
-	class, late := "theirs-"+s.namespace, storagev1.VolumeBindingWaitForFirstConsumer
+	class, late, growing := "theirs-"+s.namespace, storagev1.VolumeBindingWaitForFirstConsumer, true
 	size := corev1.ResourceList{corev1.ResourceStorage: *resource.NewQuantity(8*extent, resource.BinarySI)}
 	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
 	_, err := s.StorageV1().StorageClasses().Create(s.ctx, &storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: from.name, VolumeBindingMode: &late}, metav1.CreateOptions{})
+		ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: from.name, VolumeBindingMode: &late, AllowVolumeExpansion: &growing}, metav1.CreateOptions{})
 	s.must(err, "make a class of "+from.name)
 	s.Cleanup(func() {
 		_ = s.StorageV1().StorageClasses().Delete(context.Background(), class, metav1.DeleteOptions{})
@@ -119,8 +127,9 @@ func (s *scope) claimOfOther(from otherDriver, node string) *corev1.PersistentVo
 	_, err = s.Kubectl(s.ctx, nil, "label", "node", node, from.topology+"="+node)
 	s.must(err, "label the node")
 	claim, err := s.CoreV1().PersistentVolumeClaims(s.namespace).Create(s.ctx, &corev1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{Name: "data"},
-		Spec:       corev1.PersistentVolumeClaimSpec{AccessModes: modes, StorageClassName: &class, Resources: corev1.VolumeResourceRequirements{Requests: size}},
+		ObjectMeta: metav1.ObjectMeta{Name: "data", Annotations: map[string]string{
+			"volume.kubernetes.io/storage-provisioner": from.name, "volume.beta.kubernetes.io/storage-provisioner": from.name}},
+		Spec: corev1.PersistentVolumeClaimSpec{AccessModes: modes, StorageClassName: &class, Resources: corev1.VolumeResourceRequirements{Requests: size}},
 	}, metav1.CreateOptions{})
 	s.must(err, "make a claim")
 	name := "pvc-" + string(claim.UID)

@@ -26,6 +26,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/kubectl/adoption"
+	"github.com/carve-csi/carve/pkg/kubectl/why"
 )
 
 // Errors of adopt.
@@ -69,11 +70,13 @@ func (p *plugin) adoptCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return p.do(cmd.Context(), func(ctx context.Context, client kubernetes.Interface, run run) error {
 				a := &adopter{plugin: p, client: client, run: run, class: class}
-				if err := a.read(ctx, args[0]); err != nil {
-					return fmt.Errorf("claim %s/%s: %w", p.namespace, args[0], err)
-				}
+				err := a.read(ctx, args[0])
 				step := a.plan
 				switch {
+				case confirm && errors.Is(err, ErrAlreadyOurs):
+					step = a.confirmAgain
+				case err != nil:
+					return fmt.Errorf("claim %s/%s: %w", p.namespace, args[0], err)
 				case revert:
 					step = a.revert
 				case confirm:
@@ -98,10 +101,11 @@ func (p *plugin) adoptCommand() *cobra.Command {
 }
 
 func (p *plugin) printAdoption(w io.Writer, a *Adoption) error {
-	rows := [][]string{
-		{"claim:", a.Claim}, {"from:", fmt.Sprintf("%s, logical volume %s on %s", a.Source.Driver, a.Source.LogicalVolume, a.Node)},
-		{"state:", a.State},
+	rows := [][]string{{"claim:", a.Claim}}
+	if a.Source.Driver != "" {
+		rows = append(rows, []string{"from:", fmt.Sprintf("%s, logical volume %s on %s", a.Source.Driver, a.Source.LogicalVolume, a.Node)})
 	}
+	rows = append(rows, []string{"state:", a.State})
 	if a.StorageClass != "" {
 		rows = append(rows, []string{"to:", fmt.Sprintf("device class %s, of StorageClass %s", cmp.Or(a.DeviceClass, "by default"), a.StorageClass)})
 	}
@@ -113,7 +117,7 @@ func (p *plugin) printAdoption(w io.Writer, a *Adoption) error {
 	if a.ID != "" {
 		rows = append(rows, []string{"volume:", a.ID})
 	}
-	if next[a.State] != "" {
+	if next[a.State] != "" && a.Source.Driver != "" {
 		rows = append(rows, []string{"next:", next[a.State]})
 	}
 	return p.print(w, a, rows)
@@ -263,7 +267,29 @@ func (a *adopter) confirm(ctx context.Context) (*Adoption, error) {
 			return nil, err
 		}
 	}
-	return result, a.forget(ctx, adoption.WithoutDriver)
+	return result, a.handOver(ctx)
+}
+
+// confirmAgain hands over a claim whose adoption was confirmed by a version that did not.
+func (a *adopter) confirmAgain(ctx context.Context) (*Adoption, error) {
+	if len(adoption.Provisioner(a.claim.Annotations)) == 0 {
+		return nil, ErrAlreadyOurs
+	}
+	result := &Adoption{
+		Claim: a.claim.Namespace + "/" + a.claim.Name, PersistentVolume: a.pv.Name, Node: why.Home(a.pv), ID: a.pv.Spec.CSI.VolumeHandle,
+		State: "confirmed",
+	}
+	return result, a.handOver(ctx)
+}
+
+// handOver ends the adoption, and the former driver's part in the claim, in one write: after a crash either there
+// is a way back to that driver, or the claim is Carve's.
+func (a *adopter) handOver(ctx context.Context) error {
+	return a.patchClaim(ctx, func() map[string]any {
+		annotations := adoption.Provisioner(a.claim.Annotations)
+		annotations[adoption.Annotation] = nil
+		return map[string]any{"annotations": annotations, "finalizers": adoption.WithoutDriver(a.claim.Finalizers)}
+	})
 }
 
 // revert gives the claim its former PersistentVolume, and the logical volume its former name.
@@ -304,7 +330,9 @@ func (a *adopter) refresh(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("read the claim: %w", err)
 	}
-	return a.forget(ctx, slices.Clone)
+	return a.patchClaim(ctx, func() map[string]any {
+		return map[string]any{"annotations": map[string]any{adoption.Annotation: nil}}
+	})
 }
 
 // prepare describes the adoption, of a claim that no Pod uses.
@@ -392,13 +420,6 @@ func (a *adopter) save(ctx context.Context) error {
 	}
 	return a.patchClaim(ctx, func() map[string]any {
 		return map[string]any{"annotations": map[string]any{adoption.Annotation: text}}
-	})
-}
-
-// forget ends the adoption. Finalizers returns those of the claim's that it has from then on.
-func (a *adopter) forget(ctx context.Context, finalizers func([]string) []string) error {
-	return a.patchClaim(ctx, func() map[string]any {
-		return map[string]any{"annotations": map[string]any{adoption.Annotation: nil}, "finalizers": finalizers(a.claim.Finalizers)}
 	})
 }
 

@@ -57,6 +57,10 @@ func aClaimStaysBoundOverAnAdoption(t *testing.T, config *rest.Config, admin kub
 	if _, err := call("without-rights", "--yes"); !apierrors.IsForbidden(err) {
 		t.Errorf("without rights: want Forbidden, got %v", err)
 	}
+	claimNow := func() *corev1.PersistentVolumeClaim {
+		t.Helper()
+		return must.Get(admin.CoreV1().PersistentVolumeClaims(ours).Get(ctx, claim.Name, metav1.GetOptions{}))(t)
+	}
 	check := func(driver string, policy corev1.PersistentVolumeReclaimPolicy) {
 		t.Helper()
 		waittest.Until(t, "the claim and the volume are bound", func() bool {
@@ -78,13 +82,14 @@ func aClaimStaysBoundOverAnAdoption(t *testing.T, config *rest.Config, admin kub
 	check(names.Driver, corev1.PersistentVolumeReclaimRetain)
 	step("reverted", "--revert")
 	check("topolvm.io", corev1.PersistentVolumeReclaimDelete)
+	wantProvisioner(t, claimNow(), "topolvm.io")
 	step("adopted", "--yes")
 	step("confirmed", "--confirm")
 	check(names.Driver, corev1.PersistentVolumeReclaimDelete)
-	got := must.Get(admin.CoreV1().PersistentVolumeClaims(ours).Get(ctx, claim.Name, metav1.GetOptions{}))(t)
-	if _, still := got.Annotations[adoption.Annotation]; still {
+	if _, still := claimNow().Annotations[adoption.Annotation]; still {
 		t.Error("the claim has the annotation still")
 	}
+	wantProvisioner(t, claimNow(), names.Driver)
 }
 
 // bindToTopoLVM makes a claim and a volume as TopoLVM's provisioner leaves them, which the
@@ -99,7 +104,7 @@ func bindToTopoLVM(t *testing.T, admin kubernetes.Interface) (*corev1.Persistent
 	if err != nil {
 		t.Fatal(err)
 	}
-	claim.ObjectMeta = metav1.ObjectMeta{Namespace: ours, Name: "adopted"}
+	claim.ObjectMeta = metav1.ObjectMeta{Namespace: ours, Name: "adopted", Annotations: claim.Annotations}
 	pv.Name = "pvc-adoption-test"
 	claim.Spec.VolumeName = pv.Name
 	claim = must.Get(admin.CoreV1().PersistentVolumeClaims(ours).Create(ctx, claim, metav1.CreateOptions{}))(t)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
+	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/kubectl/adoption"
@@ -53,7 +55,8 @@ func topolvmVolume() (*corev1.PersistentVolume, *corev1.PersistentVolumeClaim) {
 		Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeBound},
 	}
 	claim := &corev1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: claimName, UID: claimUID, Finalizers: []string{"kubernetes.io/pvc-protection", "topolvm.io/pvc"}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: claimName, UID: claimUID, Finalizers: []string{"kubernetes.io/pvc-protection", "topolvm.io/pvc"},
+			Annotations: map[string]string{volume.AnnStorageProvisioner: "topolvm.io", volume.AnnBetaStorageProvisioner: "topolvm.io"}},
 		Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes: pv.Spec.AccessModes, StorageClassName: &class, VolumeName: pv.Name, Resources: corev1.VolumeResourceRequirements{Requests: size},
 		},
@@ -164,7 +167,9 @@ func TestAVolumeIsAdoptedAndConfirmed(t *testing.T) {
 		t.Errorf("node affinity %+v", e)
 	}
 	a.must("state: adopted", "--yes") // It may be repeated.
+	wantProvisioner(t, a.claim(), "topolvm.io")
 	a.must("state: confirmed", "--confirm")
+	wantProvisioner(t, a.claim(), names.Driver)
 	pv, claim := a.volume(), a.claim()
 	if pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete || !slices.Contains(pv.Finalizers, provisionerFinalizer) {
 		t.Errorf("confirmed: policy %s, finalizers %q", pv.Spec.PersistentVolumeReclaimPolicy, pv.Finalizers)
@@ -179,6 +184,69 @@ func TestAVolumeIsAdoptedAndConfirmed(t *testing.T) {
 		if _, err := a.call(flag); !errors.Is(err, ErrAlreadyOurs) {
 			t.Errorf("%s after it was confirmed: %v", flag, err)
 		}
+	}
+}
+
+// wantProvisioner checks which driver the claim's annotations name. The controller may write no claim of another's.
+func wantProvisioner(t *testing.T, claim *corev1.PersistentVolumeClaim, want string) {
+	t.Helper()
+	for _, key := range []string{volume.AnnStorageProvisioner, volume.AnnBetaStorageProvisioner} {
+		if got := claim.Annotations[key]; got != want {
+			t.Errorf("annotation %s names %q, want %s", key, got, want)
+		}
+	}
+}
+
+// TestInterruptedConfirmationIsContinued fails each write of a confirmation once.
+func TestInterruptedConfirmationIsContinued(t *testing.T) {
+	for at := 1; ; at++ {
+		a := newAdopting(t, nil)
+		a.must("state: adopted", "--yes")
+		count := 0
+		a.client.PrependReactor("patch", "*", func(k8stesting.Action) (bool, runtime.Object, error) {
+			count++
+			return count == at, nil, errNode
+		})
+		if _, err := a.call("--confirm"); err == nil {
+			if at < 3 {
+				t.Errorf("a confirmation makes %d writes", count)
+			}
+			return
+		}
+		if _, started := a.claim().Annotations[adoption.Annotation]; !started {
+			t.Errorf("write %d failed, and the claim has no annotation to continue with", at)
+		}
+		wantProvisioner(t, a.claim(), "topolvm.io")
+		a.must("state: confirmed", "--confirm")
+		wantProvisioner(t, a.claim(), names.Driver)
+	}
+}
+
+// An earlier version left the annotations of a claim as they were when it confirmed the adoption.
+func TestConfirmCorrectsClaimOfConfirmedAdoption(t *testing.T) {
+	for name, remove := range map[string]string{"both annotations": "", "the former one only": volume.AnnStorageProvisioner} {
+		t.Run(name, func(t *testing.T) {
+			a := newAdopting(t, func(pv *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) {
+				pv.Spec.CSI.Driver, pv.Spec.CSI.VolumeHandle = names.Driver, "cvadopted"
+				delete(claim.Annotations, remove)
+			})
+			before := a.claim().Annotations
+			for _, flags := range [][]string{nil, {"--yes"}, {"--revert"}} {
+				if _, err := a.call(flags...); !errors.Is(err, ErrAlreadyOurs) {
+					t.Errorf("%q: %v", flags, err)
+				}
+			}
+			if got := a.claim().Annotations; !maps.Equal(got, before) {
+				t.Errorf("without --confirm the annotations are %q, want %q", got, before)
+			}
+			a.must("claim: team/"+claimName+" state: confirmed volume: cvadopted", "--confirm")
+			if got := a.claim().Annotations; len(got) != len(before) || got[volume.AnnBetaStorageProvisioner] != names.Driver {
+				t.Errorf("the annotations are %q, and were %q", got, before)
+			}
+			if _, err := a.call("--confirm"); !errors.Is(err, ErrAlreadyOurs) {
+				t.Errorf("again: %v", err)
+			}
+		})
 	}
 }
 
@@ -306,7 +374,7 @@ func TestNothingIsAdoptedWithoutTheAgentOfTheNode(t *testing.T) {
 			must.Succeed(t, pods.Delete(t.Context(), agent.Name, metav1.DeleteOptions{}))
 		}
 	}
-	if len(a.node.asked) > 0 || len(a.claim().Annotations) > 0 {
+	if _, started := a.claim().Annotations[adoption.Annotation]; started || len(a.node.asked) > 0 {
 		t.Errorf("the node was asked to %q, and the claim has %q", a.node.asked, a.claim().Annotations)
 	}
 }

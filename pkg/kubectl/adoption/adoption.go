@@ -149,6 +149,18 @@ func PersistentVolume(saved *corev1.PersistentVolume, vol *lvmdv1.Volume, node s
 	return pv
 }
 
+// Provisioner returns the annotations by which Kubernetes asked another driver to serve a claim, with Carve's name
+// as their values. While one of them names another driver, the controller may not write the claim.
+func Provisioner(annotations map[string]string) map[string]any {
+	changed := map[string]any{}
+	for _, key := range []string{volume.AnnStorageProvisioner, volume.AnnBetaStorageProvisioner} {
+		if driver := annotations[key]; driver != "" && driver != names.Driver {
+			changed[key] = names.Driver
+		}
+	}
+	return changed
+}
+
 // WithoutDriver returns the finalizers of a claim without those of the drivers whose volumes are
 // adopted: once such a driver is removed, a claim with its finalizer could not be deleted.
 func WithoutDriver(finalizers []string) []string {
