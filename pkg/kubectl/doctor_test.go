@@ -65,7 +65,7 @@ func TestDoctorNotesNodesWithoutSpaceAndFindsFaults(t *testing.T) {
 			want: []string{"its volumes take 10.0Gi, and claims whose volumes are being made asked for 2.0Gi"}},
 		"a node without volumes": {node: "n2", level: "note", want: []string{"it offers no space", "has no volume", "kubectl carve doctor --agents"}},
 		"a node without the group": {node: "n2", events: [][2]string{{notUsable, noGroup}}, level: "note",
-			want: []string{"device class local", "VolumeGroupMissing", `"carve" does not exist`, "vgcreate", "optional: true"}},
+			want: []string{"device class local", "VolumeGroupMissing", `"carve" does not exist`, "vgs --foreign", "Only if none shows it", "vgcreate", "optional: true"}},
 		"a node that lost the group": {node: "n1", events: [][2]string{{notUsable, noGroup}}, level: "WRONG",
 			want: []string{"VolumeGroupMissing", "holds PersistentVolumes", "docs/reference/conditions.md"}},
 		"a full node without the group of another class": {node: "n1", events: [][2]string{{notUsable, strings.ReplaceAll(noGroup, `"carve"`, `"more"`)}}, level: "note",

@@ -20,7 +20,8 @@ import (
 
 // What to do about conditions of device classes.
 const (
-	nextOfGroup     = "vgcreate the volume group, and the class is offered within seconds; or set optional: true on the class for nodes that are to have none"
+	nextOfGroup = "look on the node for the volume group: vgs --foreign --shared -o+vg_systemid,vg_exported; pvs --all; lsblk -f. Only if none shows it and no disk is away, vgcreate it, " +
+		"and the class is offered within seconds; or set optional: true on the class for nodes that are to have none"
 	nextOfCondition = "docs/reference/conditions.md"
 )
 

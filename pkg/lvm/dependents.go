@@ -46,7 +46,7 @@ func (g *Group) Dependents() map[string][]Dependent {
 	for _, lv := range g.Volumes {
 		path := g.Name + "/" + lv.Name
 		if origin := byName[lv.Origin]; origin != nil && (lv.Pool == "" || lv.Pool != origin.Pool) {
-			add(lv.Origin, Dependent{lv.Name, "is a snapshot of it", "lvremove " + path})
+			add(lv.Origin, Dependent{lv.Name, "is a snapshot of it", "lvs --all " + g.Name + ", copy what is needed, lvremove " + path})
 		}
 		if of, _, ok := strings.Cut(lv.Name, "_rimage_"); ok && byName[of] != nil && !byName[of].Attr.SkipActivation {
 			add(of, Dependent{lv.Name, "is an image that was split off it", "lvconvert --merge " + path})
@@ -73,9 +73,9 @@ func (g *Group) unnamed(lv *Volume) Dependent {
 	case mergingOrigin:
 		return Dependent{lv.Merging, "is merged into it", "wait; a merge that waits begins with lvchange --refresh " + path}
 	case 'o':
-		return Dependent{"", "is a snapshot of it", "lvs --all " + g.Name + ", lvremove"}
+		return Dependent{"", "is a snapshot of it", "lvs --all " + g.Name + ", copy what is needed, lvremove"}
 	default:
-		return Dependent{"", "lies in it, as it was made a pool", "lvs --all " + g.Name + ", lvremove"}
+		return Dependent{"", "lies in it, as it was made a pool", "lvs --all " + g.Name + ", copy what is needed, lvremove"}
 	}
 }
 

@@ -265,7 +265,7 @@ func TestWhyThereIsNoGroupIsReportedUntilThereIsOne(t *testing.T) {
 	events := make(chan struct{}, 1)
 	d := m.start(t, withDevices(events))
 	c := d.state().GetClasses()[0]
-	want := `volume group "carve" does not exist on this node: no selected device can be used: /dev/vdb: it has a signature (ext4); remove that with wipefs, or list the device under allowSignatures`
+	want := `volume group "carve" does not exist on this node: no selected device can be used: /dev/vdb: it has a signature (ext4); look at what it holds (lsblk -f), then remove that with wipefs, or list the device under allowSignatures`
 	if len(c.GetConditions()) != 1 || c.GetConditions()[0].GetMessage() != want {
 		t.Errorf("class %v\nwant %s", c, want)
 	}

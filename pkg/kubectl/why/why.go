@@ -108,8 +108,14 @@ func served(c Claim) bool {
 func claimReason(f Facts, c Claim) (Reason, bool) {
 	subject := "claim/" + c.Name
 	switch {
+	case c.Claim == nil && ephemeral(f.Pod, c.Name):
+		problem := "it does not exist, and is Kubernetes' to make, of the Pod's ephemeral volume"
+		if failed, ok := find(f.PodEvents, "FailedBinding"); ok {
+			problem += ": " + failed.Message
+		}
+		return Reason{subject, problem, "wait some seconds; then kubectl describe pod " + f.Pod.Name + ", and kubectl describe resourcequota. A claim by hand is not this Pod's, and keeps it from starting"}, true
 	case c.Claim == nil:
-		return Reason{subject, "it does not exist", "make it; one of a Pod's own volume (ephemeral) is made by the controller-manager"}, true
+		return Reason{subject, "it does not exist", "was it deleted, or is the name wrong? kubectl get pvc; a volume that it had may be left: see docs/how-to/existing-volumes.md"}, true
 	case c.Claim.DeletionTimestamp != nil:
 		return Reason{subject, "it is being deleted", "it goes when no Pod uses it; this Pod cannot start with it"}, true
 	case c.Claim.Status.Phase == corev1.ClaimLost || c.Claim.Spec.VolumeName != "" && c.Volume == nil:
@@ -136,6 +142,11 @@ func claimReason(f Facts, c Claim) (Reason, bool) {
 		return Reason{subject, fmt.Sprintf("it is to be made on node %s, where the node agent is not ready", chosen), "kubectl carve doctor"}, true
 	}
 	return Reason{subject, "its volume is being made on node " + chosen, "wait some seconds; then look at the logs of carve-controller"}, true
+}
+
+// ephemeral reports whether a claim of that name is of one of the Pod's ephemeral volumes.
+func ephemeral(pod *corev1.Pod, claim string) bool {
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Ephemeral != nil && pod.Name+"-"+v.Name == claim })
 }
 
 // volumeReason returns what is wrong with the node that holds a claim's volume.

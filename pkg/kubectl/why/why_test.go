@@ -60,7 +60,12 @@ func TestExplain(t *testing.T) {
 	}{
 		"the Pod is being deleted": {func(f *Facts) { f.Pod.DeletionTimestamp = &metav1.Time{} }, [3]string{"pod/p", "being deleted", "end"}},
 		"the Pod has ended":        {func(f *Facts) { f.Pod.Status.Phase = corev1.PodFailed }, [3]string{"pod/p", "ended (Failed)", "describe"}},
-		"there is no claim":        {func(f *Facts) { f.Claims[0].Claim = nil }, [3]string{"claim/data", "does not exist", "make it"}},
+		"there is no claim":        {func(f *Facts) { f.Claims[0].Claim = nil }, [3]string{"claim/data", "does not exist", "existing-volumes.md"}},
+		"there is no claim of an ephemeral volume": {func(f *Facts) {
+			f.Claims[0] = Claim{Name: "p-data"}
+			f.Pod.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}}}
+			f.PodEvents = []Event{{"FailedBinding", "ephemeral volume data: create PVC p-data: forbidden: exceeded quota: small"}}
+		}, [3]string{"claim/p-data", "exceeded quota: small", "A claim by hand is not this Pod's"}},
 		"the claim is being deleted": {func(f *Facts) { f.Claims[0].Claim.DeletionTimestamp = &metav1.Time{} },
 			[3]string{"claim/data", "being deleted", "cannot start"}},
 		"there is no class":  {func(f *Facts) { f.Claims[0].Class = nil }, [3]string{"claim/data", `StorageClass "carve" does not exist`, "storageclasses"}},

@@ -316,7 +316,7 @@ func dependedOn(t *testing.T, e Env) {
 	if g.Volume("cv1") == nil || g.Volume("snap") == nil || g.Volume("cv2") != nil {
 		t.Errorf("volumes %+v, want the origin and its snapshot", g.Volumes)
 	}
-	want := lvm.Dependent{Name: "snap", Is: "is a snapshot of it", Remedy: "lvremove " + e.Group + "/snap"}
+	want := lvm.Dependent{Name: "snap", Is: "is a snapshot of it", Remedy: "lvs --all " + e.Group + ", copy what is needed, lvremove " + e.Group + "/snap"}
 	if d := g.Dependents(); len(d) != 1 || !slices.Equal(d["cv1"], []lvm.Dependent{want}) {
 		t.Errorf("dependents %v, want %v", d, want)
 	}

@@ -213,15 +213,15 @@ func Unfit(c *config.DeviceClass, g *lvm.Group) (kind string, problem config.Pro
 // directly into memory, or nothing.
 func pmemProblem(g *lvm.Group) error {
 	if g.ExtentSize%layout.PMEMAlignment != 0 {
-		return fmt.Errorf("volume group %q has extents of %s; for pmem they must be a multiple of 2 MiB (vgcreate --physicalextentsize)",
-			g.Name, quantity.Bytes(g.ExtentSize))
+		return fmt.Errorf("volume group %q has extents of %s; for pmem they must be a multiple of 2 MiB (vgchange --physicalextentsize 4m %s)",
+			g.Name, quantity.Bytes(g.ExtentSize), g.Name)
 	}
 	for _, d := range g.Devices {
 		if !d.Missing && !d.DAX {
 			return fmt.Errorf("%s of volume group %q cannot be mapped directly into memory (its queue/dax is not 1); use medium: disk", d.Path, g.Name)
 		}
 		if !d.Missing && d.DataOffset%layout.PMEMAlignment != 0 {
-			return fmt.Errorf("on %s of volume group %q the data begins at byte %d; for pmem it must be a multiple of 2 MiB (pvcreate --dataalignment 2m)",
+			return fmt.Errorf("on %s of volume group %q the data begins at byte %d; for pmem it must be a multiple of 2 MiB, as in a group that docs/how-to/persistent-memory.md makes",
 				d.Path, g.Name, d.DataOffset)
 		}
 	}
@@ -311,7 +311,7 @@ func (c *classGroup) report(class *lvmdv1.DeviceClass, everywhere bool) *lvmdv1.
 		c.reportLayout(r, l, add)
 	}
 	if n := g.info.MissingDevices; n > 0 {
-		add(conditions.MissingDevice, "%d of %d devices of volume group %q are missing; it cannot be changed until they are back (vgextend --restoremissing) or given up (vgreduce --removemissing)",
+		add(conditions.MissingDevice, "%d of %d devices of volume group %q are missing (pvs -o+pv_missing); it cannot be changed until they are back (vgextend --restoremissing) or, if they never come back, given up with what they hold (vgreduce --removemissing)",
 			n, len(g.info.Devices), g.name)
 	}
 	if !g.failing.IsZero() {

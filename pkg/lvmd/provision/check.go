@@ -54,7 +54,7 @@ func checkContents(vg *config.VolumeGroup, d *blockdev.Device, c *lvm.Contents, 
 	case c.Empty():
 		return false, false, nil
 	case c.Partitioned:
-		return false, false, refuse("partitioned", "it has a partition table (%s); delete it with wipefs to use the whole device", c)
+		return false, false, refuse("partitioned", "it has a partition table (%s); to use the whole device, look at what it holds (lsblk -f), then remove the table with wipefs", c)
 	case c.Label != nil && c.Label.Group != "":
 		return false, false, refuse("other_group", "it belongs to volume group %q", c.Label.Group)
 	case c.Label != nil && !c.Label.Orphan:
@@ -64,11 +64,11 @@ func checkContents(vg *config.VolumeGroup, d *blockdev.Device, c *lvm.Contents, 
 	case listed:
 		return false, true, nil
 	case c.Label != nil:
-		return false, false, refuse("signature", "it is a physical volume that lvmd did not make; remove that with pvremove, or list the device under allowSignatures")
+		return false, false, refuse("signature", "it is a physical volume that lvmd did not make; look at it (pvs --all), then remove that with pvremove, or list the device under allowSignatures")
 	case c.Unknown:
-		return false, false, refuse("signature", "its first 4096 bytes are not empty; clear them with blkdiscard or dd, or list the device under allowSignatures")
+		return false, false, refuse("signature", "its first 4096 bytes are not empty; look at them (hexdump -C), then clear them with blkdiscard or dd, or list the device under allowSignatures")
 	}
-	return false, false, refuse("signature", "it has a signature (%s); remove that with wipefs, or list the device under allowSignatures", c)
+	return false, false, refuse("signature", "it has a signature (%s); look at what it holds (lsblk -f), then remove that with wipefs, or list the device under allowSignatures", c)
 }
 
 func isIntent(records map[string]journal.Device, uuid string) bool {

@@ -127,7 +127,7 @@ func (m *Maker) makeOne(ctx context.Context, dc *config.DeviceClass, g *lvm.Grou
 		switch {
 		case !lv.Attr.IsThinPool():
 			return false, dc.Problem("thin.pool", t.Pool, fmt.Sprintf(
-				"volume group %q has a logical volume of that name that is no thin pool; choose another name, or remove it", g.Name))
+				"volume group %q has a logical volume of that name that is no thin pool; choose another name", g.Name))
 		case !lv.Attr.ZeroNew:
 			return false, dc.Problem("thin.pool", t.Pool, fmt.Sprintf(
 				"the thin pool of that name in volume group %q does not zero new blocks, so that volumes would show what earlier ones held; turn it on (lvchange --zero y %s/%s)",

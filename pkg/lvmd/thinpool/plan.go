@@ -94,7 +94,7 @@ func layoutProblem(dc *config.DeviceClass, o lvm.PoolOptions, g *lvm.Group) erro
 	t := dc.Thin
 	if !dataLayout(t, g).IsLinear() {
 		if t.Layout.IsRAID() && g.ExtentSize < layout.MinRAIDExtent {
-			return dc.Problem("thin.layout.type", string(t.Layout), "volume group "+g.Name+" has extents of less than 512 KiB, in which the bookkeeping of RAID does not fit (vgcreate --physicalextentsize)")
+			return dc.Problem("thin.layout.type", string(t.Layout), "volume group "+g.Name+" has extents of less than 512 KiB, in which the bookkeeping of RAID does not fit; make them larger (vgchange --physicalextentsize 4m "+g.Name+")")
 		}
 		if t.StripeSize > g.ExtentSize {
 			return dc.Problem("thin.layout.stripeSize", strconv.FormatInt(t.StripeSize, 10), fmt.Sprintf("more than an extent of volume group %q, which has %s", g.Name, quantity.Bytes(g.ExtentSize)))

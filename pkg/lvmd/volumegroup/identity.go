@@ -263,7 +263,7 @@ func duplicated(name string, duplicates []lvm.Duplicate) string {
 		copied = append(copied, "the same physical volume is on "+strings.Join(d.Paths, " and "))
 	}
 	return fmt.Sprintf("volume group %q is not used: %s: one is a copy of the other, or leads to the same disk, and which has the newest data cannot be known. "+
-		"Nothing is done to either, and what is mounted goes on. Take the copy away, or overwrite it (wipefs); run multipathd if both lead to one disk, or assemble the array that they are members of (mdadm)", name, strings.Join(copied, ", and "))
+		"Nothing is done to either, and what is mounted goes on. Look whether both lead to one disk (lsblk -o +WWN,SERIAL): then run multipathd, or assemble the array that they are members of (mdadm). Else take the copy away, or overwrite it (wipefs)", name, strings.Join(copied, ", and "))
 }
 
 // replaced says why none of other groups of its name is taken for a group.

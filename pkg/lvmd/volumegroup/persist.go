@@ -166,7 +166,7 @@ func (s *Options) inspectAdopted(rec *spec.Record, path string) contents {
 func warnOfKeys(from lvm.Groups, log *slog.Logger, vanished []string) {
 	for _, id := range vanished {
 		if d, err := from.CryptDevice(id); err == nil {
-			log.Warn("the encrypted device of a volume that is gone is left: give the volume its name back, or remove the device (dmsetup remove)",
+			log.Warn("the encrypted device of a volume that is gone is left: find the volume (lvs --all -o+lv_tags) and give the volume its name back; only if its data is not needed, remove the device (dmsetup remove)",
 				"volume", id, "device", d.Path)
 		}
 	}
