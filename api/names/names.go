@@ -176,6 +176,7 @@ const (
 	ReasonVolumeKept       = "VOLUME_KEPT"
 	ReasonHasDependents    = "VOLUME_HAS_DEPENDENTS"
 	ReasonLeaderSuperseded = "LEADER_SUPERSEDED"
+	ReasonWrongTransport   = "WRONG_TRANSPORT"
 	ReasonOperationPending = "OPERATION_PENDING"
 	ReasonDeviceMissing    = "DEVICE_MISSING"
 	ReasonNotResponding    = "GROUP_NOT_RESPONDING"

@@ -8,8 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"google.golang.org/grpc"
-
 	"github.com/carve-csi/carve/api/config"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/filesystem"
@@ -35,12 +33,11 @@ func serveConfig(t *testing.T, yaml string) string {
 	}))(t)
 	socket := filepath.Join(t.TempDir(), "lvmd.sock")
 	l := must.Get(lvmd.Listen(socket))(t)
-	server := grpc.NewServer(service.ServerOptions()...)
-	service.Register(server)
+	server := service.NewServer(lvmd.Socket)
 	service.Start()
 	go server.Serve(l)
 	t.Cleanup(func() {
-		if err := lvmd.StopServer(server, service); err != nil {
+		if err := lvmd.StopServers(service, server); err != nil {
 			t.Error(err)
 		}
 	})

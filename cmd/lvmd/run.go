@@ -198,23 +198,21 @@ func serveConfiguration(ctx context.Context, f flags, o lvmd.Options, file *conf
 	if err != nil {
 		return err
 	}
-	options := append(uplink.ServerOptions(), service.ServerOptions()...)
-	server := grpc.NewServer(append(options, grpc.UnaryInterceptor(service.Interceptor()))...)
-	service.Register(server)
 	service.Start()
 	log.Info("serving", "version", version, "socket", f.socket, "classes", len(o.Config.Classes), "controller", f.controller)
 	// A call that comes before serve waits in the listener.
 	notify(log, starter, "READY=1", "STATUS=Serving on "+f.socket)
-	return serve(ctx, f, o, named, service, server, listener, file)
+	return serve(ctx, f, o, named, service, listener, file)
 }
 
 // serve runs everything that serves until ctx is done or something fails, and
 // stops it in order.
-func serve(ctx context.Context, f flags, o lvmd.Options, named <-chan uplink.Named, service *lvmd.Service, server *grpc.Server, l net.Listener, file *configFile) error {
+func serve(ctx context.Context, f flags, o lvmd.Options, named <-chan uplink.Named, service *lvmd.Service, l net.Listener, file *configFile) error {
 	log := o.Log
+	socket, uplinks := service.NewServer(lvmd.Socket), service.NewServer(lvmd.Uplink, uplink.ServerOptions()...)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
-		if err := server.Serve(l); !errors.Is(err, grpc.ErrServerStopped) { // stopped before it had begun
+		if err := socket.Serve(l); !errors.Is(err, grpc.ErrServerStopped) { // stopped before it had begun
 			return err
 		}
 		return nil
@@ -230,7 +228,7 @@ func serve(ctx context.Context, f flags, o lvmd.Options, named <-chan uplink.Nam
 		group.Go(func() error {
 			return uplink.RunClient(ctx, uplink.ClientOptions{
 				Addresses: f.controller, CAFile: f.controllerCA, TokenFile: f.tokenFile,
-				NodeName: f.nodeName, Version: version, Serve: server.Serve, Named: named, Log: log,
+				NodeName: f.nodeName, Version: version, Serve: uplinks.Serve, Named: named, Log: log,
 			})
 		})
 	}
@@ -242,7 +240,7 @@ func serve(ctx context.Context, f flags, o lvmd.Options, named <-chan uplink.Nam
 			os.Exit(1)
 		})
 		defer late.Stop()
-		return lvmd.StopServer(server, service)
+		return lvmd.StopServers(service, socket, uplinks)
 	})
 	return group.Wait()
 }

@@ -24,7 +24,7 @@ func TestOnlyAddressesThatAreNamedOverTheUplinkAreTaken(t *testing.T) {
 	})
 	r := &lvmdv1.SetControllersRequest{Addresses: []string{"10.0.0.1", "fd00::1", "::ffff:10.0.0.2"}}
 	_, err := d.client.SetControllers(t.Context(), r)
-	wantCode(t, err, codes.PermissionDenied, "")
+	wantCode(t, err, codes.PermissionDenied, names.ReasonWrongTransport)
 	uplink := peer.NewContext(t.Context(), &peer.Peer{Addr: &net.TCPAddr{IP: net.IPv4(10, 0, 0, 9), Port: 9443}})
 	must.Get(d.SetControllers(uplink, r))(t)
 	if want := "10.0.0.9:9443 [10.0.0.1 fd00::1 10.0.0.2]"; len(taken) != 1 || taken[0] != want {

@@ -133,7 +133,7 @@ func (d *acknowledgements) limit(name string, limits *lvmdv1.IOLimits) {
 		return
 	}
 	k.limits = append(k.limits, limits)
-	if _, err := d.client.ModifyVolume(d.ctx, &lvmdv1.ModifyVolumeRequest{Id: k.id, IoLimits: limits}); err == nil {
+	if _, err := d.controller.ModifyVolume(d.ctx, &lvmdv1.ModifyVolumeRequest{Id: k.id, IoLimits: limits}); err == nil {
 		k.limits = []*lvmdv1.IOLimits{limits}
 	}
 	d.kept[name] = k

@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
 
 	"github.com/carve-csi/carve/api/config"
 	"github.com/carve-csi/carve/pkg/lvm"
@@ -76,8 +75,7 @@ func crashing(dir, number, name string) error {
 	if err != nil {
 		return err
 	}
-	server := grpc.NewServer()
-	service.Register(server)
+	server := service.NewServer(lvmd.Socket)
 	service.Start()
 	return server.Serve(listener)
 }

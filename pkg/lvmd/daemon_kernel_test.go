@@ -139,6 +139,8 @@ type node struct {
 	keeps []string
 	// debug makes lvmd log every LVM command.
 	debug bool
+	// flags are further ones.
+	flags []string
 	// lvm is the program that lvmd runs; empty means the real one. It runs one for
 	// each command unless lasting is set.
 	lvm     string
@@ -251,7 +253,7 @@ func (n *node) command() *exec.Cmd {
 	if n.poolTimeout != 0 {
 		args = append(args, "--pool-activation-timeout", n.poolTimeout.String())
 	}
-	cmd := exec.Command("carve-lvmd", args...)
+	cmd := exec.Command("carve-lvmd", append(args, n.flags...)...)
 	if n.programs != "" {
 		cmd.Env = append(os.Environ(), "PATH="+n.programs+":"+os.Getenv("PATH"))
 	}

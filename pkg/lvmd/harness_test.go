@@ -16,7 +16,9 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 
@@ -116,7 +118,11 @@ type daemon struct {
 	socket  net.Listener
 	conn    *grpc.ClientConn
 	client  lvmdv1.LVMDClient
-	end     *atEnd
+	// controller calls over uplink, to uplinks, as the controller does.
+	uplinks    *grpc.Server
+	uplink     *grpc.ClientConn
+	controller lvmdv1.LVMDClient
+	end        *atEnd
 }
 
 // start brings up an lvmd, which is stopped at the end of the test.
@@ -165,14 +171,22 @@ func (m *machine) tryStart(t *testing.T, adjust ...func(*daemon, *Options)) (*da
 		t.Fatal(err)
 	}
 	d.socket = l
-	d.server = grpc.NewServer(append(d.ServerOptions(), grpc.ChainUnaryInterceptor(d.Interceptor(), d.gate.called))...)
-	d.Register(d.server)
+	d.server = d.NewServer(Socket, grpc.ChainUnaryInterceptor(d.gate.called))
 	go d.server.Serve(l)
+	d.uplinks = d.NewServer(Uplink, grpc.ChainUnaryInterceptor(d.gate.called))
+	uplinks := bufconn.Listen(1 << 16)
+	go d.uplinks.Serve(uplinks)
 	d.conn, err = Dial(l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
 	d.client = lvmdv1.NewLVMDClient(d.conn)
+	d.uplink, err = grpc.NewClient("passthrough:uplink", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return uplinks.DialContext(ctx) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.controller = lvmdv1.NewLVMDClient(d.uplink)
 	d.Start()
 	d.end = &atEnd{d}
 	t.Cleanup(d.end.stop)
@@ -195,7 +209,8 @@ func (d *daemon) stop() {
 	}
 	d.end.daemon = nil
 	d.conn.Close()
-	if err := StopServer(d.server, d.Service); err != nil {
+	d.uplink.Close()
+	if err := StopServers(d.Service, d.server, d.uplinks); err != nil {
 		d.t.Errorf("stop: %v", err)
 	}
 	d.socket.Close() // The server never saw it if it ended before it served.
@@ -221,7 +236,9 @@ func (d *daemon) kill() {
 	d.gate.crashed.Store(true)
 	d.journal.Close()
 	d.conn.Close()
+	d.uplink.Close()
 	d.server.Stop()
+	d.uplinks.Stop()
 	d.socket.Close()
 	d.cancel()
 	d.machine.fake.CloseAll()

@@ -3,7 +3,6 @@ package lvmd
 import (
 	"context"
 
-	"google.golang.org/grpc"
 	grpchealth "google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
@@ -30,12 +29,6 @@ func (h *health) set(serving bool) {
 	}
 	h.server.SetServingStatus("", status)
 	h.server.SetServingStatus(lvmdv1.LVMD_ServiceDesc.ServiceName, status)
-}
-
-// Register adds the LVMD and the health service to a gRPC server.
-func (s *Service) Register(r grpc.ServiceRegistrar) {
-	lvmdv1.RegisterLVMDServer(r, s)
-	healthpb.RegisterHealthServer(r, s.health.server)
 }
 
 // Ready returns nil while the service answers and LVM answers it.

@@ -14,14 +14,17 @@ import (
 	"github.com/carve-csi/carve/pkg/iolimit"
 )
 
-// Interceptor refuses changes that a superseded leader asks for, and logs and measures
-// every unary call: changes and failures at level info and above, successful reads at
-// level debug.
-func (s *Service) Interceptor() grpc.UnaryServerInterceptor {
+// interceptor rejects methods that the transport does not serve, and changes that a superseded
+// leader asks for. It logs and measures every unary call: changes and failures at level info and
+// above, successful reads at level debug.
+func (s *Service) interceptor(t Transport) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		start := time.Now()
 		var resp any
-		err := s.leaders.admit(ctx, req)
+		err := checkMethod(t, info.FullMethod)
+		if err == nil {
+			err = s.leaders.admit(ctx, req)
+		}
 		if err == nil {
 			resp, err = handler(ctx, req)
 		}
@@ -44,6 +47,16 @@ func (s *Service) Interceptor() grpc.UnaryServerInterceptor {
 			s.log.Debug(method, attrs...)
 		}
 		return resp, err
+	}
+}
+
+// streamInterceptor rejects streams that the transport does not serve.
+func streamInterceptor(t Transport) grpc.StreamServerInterceptor {
+	return func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+		if err := checkMethod(t, info.FullMethod); err != nil {
+			return err
+		}
+		return handler(srv, stream)
 	}
 }
 

@@ -18,7 +18,7 @@ import (
 )
 
 func (d *daemon) modify(id string, limits *lvmdv1.IOLimits) error {
-	_, err := d.client.ModifyVolume(d.t.Context(), &lvmdv1.ModifyVolumeRequest{Id: id, IoLimits: limits})
+	_, err := d.controller.ModifyVolume(d.t.Context(), &lvmdv1.ModifyVolumeRequest{Id: id, IoLimits: limits})
 	return err
 }
 

@@ -8,8 +8,6 @@ import (
 	"path/filepath"
 	"testing"
 
-	"google.golang.org/grpc"
-
 	"github.com/carve-csi/carve/api/config"
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvm/lvmfake"
@@ -51,14 +49,13 @@ func benchClient(b *testing.B, held int) lvmdv1.LVMDClient {
 	state := stateDir(b)
 	s := must.Get(New(b.Context(), Options{Config: c, LVM: fake, StateDir: state, Log: slog.New(slog.DiscardHandler)}))(b)
 	l := must.Get(Listen(filepath.Join(state, "lvmd.sock")))(b)
-	server := grpc.NewServer(append(s.ServerOptions(), grpc.ChainUnaryInterceptor(s.Interceptor()))...)
-	s.Register(server)
+	server := s.NewServer(Socket)
 	s.Start()
 	go server.Serve(l)
 	conn := must.Get(Dial(l.Addr().String()))(b)
 	b.Cleanup(func() {
 		conn.Close()
-		if err := StopServer(server, s); err != nil {
+		if err := StopServers(s, server); err != nil {
 			b.Error(err)
 		}
 	})

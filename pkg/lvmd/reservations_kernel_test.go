@@ -10,6 +10,8 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/uplink"
+	"github.com/carve-csi/carve/pkg/uplink/uplinktest"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -18,14 +20,19 @@ import (
 func TestVolumesOfPodsLeaveWhatClaimsHaveReservedInEveryLayout(t *testing.T) {
 	n := newNode(t, spares(t, 108, 100, 112, 120, 104)...)
 	n.config = layoutClasses() + "- {name: thin, volumeGroup: carve, type: thin, thin: {pool: carve-pool, size: 48Mi, overprovisioning: 1}}\n"
+	sessions := make(chan *uplink.Session, 1)
+	network := must.Get(uplinktest.NewNetwork(t.TempDir(), func(s *uplink.Session) { sessions <- s }))(t)
+	t.Cleanup(network.Close)
+	n.flags = network.Flags()
 	p := n.start()
+	controller := lvmdv1.NewLVMDClient(<-sessions)
 	all := p.available()
 	for _, name := range append([]string{"thin"}, layoutNames...) {
 		t.Run(name, func(t *testing.T) {
 			class := p.classNamed(name)
 			largest, unit := class.GetMaximumVolumeSizeBytes(), class.GetAllocationUnitBytes()
 			reserved := largest / 2 / unit * unit
-			must.Get(p.client.SetReservations(t.Context(), &lvmdv1.SetReservationsRequest{ClusterId: "cluster",
+			must.Get(controller.SetReservations(t.Context(), &lvmdv1.SetReservationsRequest{ClusterId: "cluster",
 				Reservations: []*lvmdv1.Reservation{{Name: "pvc-" + name, DeviceClass: name, RequiredBytes: reserved}}}))(t)
 			inline := func(bytes int64) (*lvmdv1.Volume, error) {
 				r := inClass(create("csi-"+name, bytes, ""), name)

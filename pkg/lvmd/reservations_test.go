@@ -28,7 +28,7 @@ func ofPod(r *lvmdv1.CreateVolumeRequest) *lvmdv1.CreateVolumeRequest {
 // reserve replaces what the claims of the cluster "c1" have reserved.
 func (d *daemon) reserve(reserved ...*lvmdv1.Reservation) {
 	d.t.Helper()
-	must.Get(d.client.SetReservations(d.t.Context(), &lvmdv1.SetReservationsRequest{ClusterId: "c1", Reservations: reserved}))(d.t)
+	must.Get(d.controller.SetReservations(d.t.Context(), &lvmdv1.SetReservationsRequest{ClusterId: "c1", Reservations: reserved}))(d.t)
 }
 
 func reservation(name, class string, extents int64) *lvmdv1.Reservation {
@@ -117,7 +117,7 @@ func TestReservationsOfSeveralClustersCountTogether(t *testing.T) {
 	d := newMachine(t).start(t)
 	d.reserve(reservation("pvc-1", "", 30))
 	other := &lvmdv1.SetReservationsRequest{ClusterId: "c2", Reservations: []*lvmdv1.Reservation{reservation("pvc-2", "", 30)}}
-	must.Get(d.client.SetReservations(t.Context(), other))(t)
+	must.Get(d.controller.SetReservations(t.Context(), other))(t)
 	d.refused(ofPod(request("csi-1", 5)))
 	d.create(ofPod(request("csi-1", 4)))
 	d.reserve()
@@ -136,7 +136,7 @@ func TestReservationsThatAreRefused(t *testing.T) {
 		"reservations[0].required_bytes": {reservation("pvc-1", "", 0)},
 		"reservations:":                  many,
 	} {
-		_, err := d.client.SetReservations(t.Context(), &lvmdv1.SetReservationsRequest{ClusterId: "c1", Reservations: list})
+		_, err := d.controller.SetReservations(t.Context(), &lvmdv1.SetReservationsRequest{ClusterId: "c1", Reservations: list})
 		wantCode(t, err, codes.InvalidArgument, names.ReasonInvalidField)
 		if !strings.Contains(err.Error(), field) {
 			t.Errorf("refused with %v, want %s named", err, field)
@@ -149,7 +149,7 @@ func TestAnEarlierLeaderSetsNoReservations(t *testing.T) {
 	d := newMachine(t).start(t)
 	by := func(transitions int64, reserved ...*lvmdv1.Reservation) error {
 		ctx := leadership.With(t.Context(), leadership.Leadership{Cluster: "c1", Lease: 1, Transitions: transitions})
-		_, err := d.client.SetReservations(ctx, &lvmdv1.SetReservationsRequest{ClusterId: "c1", Reservations: reserved})
+		_, err := d.controller.SetReservations(ctx, &lvmdv1.SetReservationsRequest{ClusterId: "c1", Reservations: reserved})
 		return err
 	}
 	must.Succeed(t, by(2))

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -102,23 +103,18 @@ func CheckSocket(path string) error {
 	}
 }
 
-// StopServer stops a gRPC server that serves s, and then s itself: streams
+// StopServers stops gRPC servers that serve s, and then s itself: streams
 // end, calls under way have a few seconds, the rest is cut off. It returns
 // within five seconds unless the kernel holds a command.
-func StopServer(server *grpc.Server, s *Service) error {
+func StopServers(s *Service, servers ...*grpc.Server) error {
 	ctx, cancel := context.WithTimeout(context.Background(), graceful)
 	defer cancel()
 	s.Quiesce()
-	stopped := make(chan struct{})
-	go func() {
-		defer close(stopped)
-		server.GracefulStop()
-	}()
-	select {
-	case <-stopped:
-	case <-ctx.Done():
-		server.Stop()
-		<-stopped
+	var stopping sync.WaitGroup
+	for _, server := range servers {
+		defer context.AfterFunc(ctx, server.Stop)()
+		stopping.Go(server.GracefulStop)
 	}
+	stopping.Wait()
 	return s.Stop(ctx)
 }

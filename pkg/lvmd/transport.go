@@ -9,6 +9,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 )
 
 const (
@@ -23,13 +26,17 @@ const (
 	answerBuffer = 256 << 10
 )
 
-// ServerOptions are what the gRPC server of the service is made with, besides what its
-// transport asks for.
-func (s *Service) ServerOptions() []grpc.ServerOption {
-	return []grpc.ServerOption{
+// NewServer returns a server for one transport. It serves LVMD and the health service as far as methods
+// allows; more are further options, such as those of the uplink. StopServers stops it.
+func (s *Service) NewServer(t Transport, more ...grpc.ServerOption) *grpc.Server {
+	server := grpc.NewServer(append([]grpc.ServerOption{
 		grpc.InitialWindowSize(requestWindow), grpc.InitialConnWindowSize(requestWindow),
 		grpc.WriteBufferSize(answerBuffer), // gRPC keeps none while there is nothing to write
-	}
+		grpc.ChainUnaryInterceptor(s.interceptor(t)), grpc.ChainStreamInterceptor(streamInterceptor(t)),
+	}, more...)...)
+	lvmdv1.RegisterLVMDServer(server, s)
+	healthpb.RegisterHealthServer(server, s.health.server)
+	return server
 }
 
 // Dial makes a client of the lvmd at a unix socket. It connects when it is used

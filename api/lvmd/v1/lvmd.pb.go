@@ -1,7 +1,7 @@
 // The contract between lvmd, the daemon that owns a node's volume groups, and
 // those who call it: the CSI node plugin over a unix socket on the same node,
 // and the controller over the uplink (see uplink.proto). Both speak this one
-// service.
+// service, and each transport serves the methods that its callers need.
 //
 // Vocabulary
 //   volume        a logical volume that Carve made, formatted or raw
@@ -31,6 +31,7 @@
 //   FAILED_PRECONDITION  VOLUME_LEFT_ALONE    the volume's tags are those of a later version
 //   FAILED_PRECONDITION  VOLUME_HAS_DEPENDENTS another logical volume depends on the volume
 //   FAILED_PRECONDITION  LEADER_SUPERSEDED    a controller asks that led before another one (api/leadership)
+//   PERMISSION_DENIED    WRONG_TRANSPORT      the method is served over the other transport only
 //   ABORTED              OPERATION_PENDING    another operation on the same volume runs
 //   UNAVAILABLE          DEVICE_MISSING       the volume group or a disk of it is gone, or a disk fails
 //   UNAVAILABLE          GROUP_NOT_RESPONDING LVM does not answer for the volume group; nothing was begun

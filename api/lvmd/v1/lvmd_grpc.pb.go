@@ -1,7 +1,7 @@
 // The contract between lvmd, the daemon that owns a node's volume groups, and
 // those who call it: the CSI node plugin over a unix socket on the same node,
 // and the controller over the uplink (see uplink.proto). Both speak this one
-// service.
+// service, and each transport serves the methods that its callers need.
 //
 // Vocabulary
 //   volume        a logical volume that Carve made, formatted or raw
@@ -31,6 +31,7 @@
 //   FAILED_PRECONDITION  VOLUME_LEFT_ALONE    the volume's tags are those of a later version
 //   FAILED_PRECONDITION  VOLUME_HAS_DEPENDENTS another logical volume depends on the volume
 //   FAILED_PRECONDITION  LEADER_SUPERSEDED    a controller asks that led before another one (api/leadership)
+//   PERMISSION_DENIED    WRONG_TRANSPORT      the method is served over the other transport only
 //   ABORTED              OPERATION_PENDING    another operation on the same volume runs
 //   UNAVAILABLE          DEVICE_MISSING       the volume group or a disk of it is gone, or a disk fails
 //   UNAVAILABLE          GROUP_NOT_RESPONDING LVM does not answer for the volume group; nothing was begun
@@ -156,8 +157,8 @@ type LVMDClient interface {
 	// them. They end five minutes after the call, and with lvmd. It runs no command.
 	SetReservations(ctx context.Context, in *SetReservationsRequest, opts ...grpc.CallOption) (*SetReservationsResponse, error)
 	// SetControllers names the addresses of the controller's replicas, for lvmd to dial those that it does
-	// not know yet, and to ask DNS for them rarely. It takes none away. Any replica may call it, over an
-	// uplink only: other callers are refused with PERMISSION_DENIED. It runs no command.
+	// not know yet, and to ask DNS for them rarely. It takes none away. Any replica may call it.
+	// It runs no command.
 	SetControllers(ctx context.Context, in *SetControllersRequest, opts ...grpc.CallOption) (*SetControllersResponse, error)
 	// Watch sends the node's full state first, or, to a reader that resumes, what
 	// changed since, then changes as they happen.
@@ -458,8 +459,8 @@ type LVMDServer interface {
 	// them. They end five minutes after the call, and with lvmd. It runs no command.
 	SetReservations(context.Context, *SetReservationsRequest) (*SetReservationsResponse, error)
 	// SetControllers names the addresses of the controller's replicas, for lvmd to dial those that it does
-	// not know yet, and to ask DNS for them rarely. It takes none away. Any replica may call it, over an
-	// uplink only: other callers are refused with PERMISSION_DENIED. It runs no command.
+	// not know yet, and to ask DNS for them rarely. It takes none away. Any replica may call it.
+	// It runs no command.
 	SetControllers(context.Context, *SetControllersRequest) (*SetControllersResponse, error)
 	// Watch sends the node's full state first, or, to a reader that resumes, what
 	// changed since, then changes as they happen.

@@ -203,6 +203,11 @@ func LeaderSuperseded(format string, args ...any) error {
 	return &Error{code: codes.FailedPrecondition, reason: names.ReasonLeaderSuperseded, message: fmt.Sprintf(format, args...)}
 }
 
+// WrongTransport is PERMISSION_DENIED for a method that the transport of the call does not serve.
+func WrongTransport(format string, args ...any) error {
+	return &Error{code: codes.PermissionDenied, reason: names.ReasonWrongTransport, message: fmt.Sprintf(format, args...)}
+}
+
 // ErrNotStored is matched by errors of writes to the journal, which then had no effect.
 var ErrNotStored = errors.New("the journal cannot be written")
 

@@ -81,6 +81,13 @@ func NewNetworkOn(lis net.Listener, dir string, onSession func(*uplink.Session))
 	return n, nil
 }
 
+// Flags are those of a lvmd that dials the network's server.
+func (n *Network) Flags() []string {
+	return []string{
+		"--controller=" + n.addr, "--controller-ca=" + filepath.Join(n.dir, "ca.crt"), "--token-file=" + filepath.Join(n.dir, "token"), "--node-name=node",
+	}
+}
+
 // Node is an lvmd that knows whose it is.
 type Node interface {
 	lvmdv1.LVMDServer
@@ -161,7 +168,7 @@ func selfSigned() (*tls.Certificate, []byte, error) {
 		return nil, nil, fmt.Errorf("key of the test's network: %w", err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: serverName}, DNSNames: []string{serverName},
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: serverName}, DNSNames: []string{serverName}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
