@@ -50,6 +50,7 @@ const (
 	TooManyVolumes       = "TooManyVolumes"
 	UnknownTarget        = "UnknownTarget"
 	VolumeGroupChanged   = "VolumeGroupChanged"
+	VolumeGroupForeign   = "VolumeGroupForeign"
 	VolumeGroupImitated  = "VolumeGroupImitated"
 	VolumeGroupMissing   = "VolumeGroupMissing"
 	VolumeGroupOutdated  = "VolumeGroupOutdated"
@@ -163,6 +164,7 @@ var All = []Condition{
 	{UnknownTarget, ofVolume, nil, "LVM does not know the kind of the volume's device.", "Look at `dmsetup status`."},
 	{UnmountFails, ofVolume, nil, "The volume cannot be unmounted from a Pod that has ended, mostly for what is mounted in it; the Pod stays Terminating.", "[Remove what the message names](../how-to/troubleshooting.md#condition-unmountfails-a-pod-stays-terminating)."},
 	{VolumeGroupChanged, ofClass, nil, "When lvmd started, it took or made a volume group in place of the former one, which had no volumes or was given up. The condition lasts an hour.", "If that is wrong, [bring the former group back](../how-to/troubleshooting.md#volumegroupchanged-another-group-is-used)."},
+	{VolumeGroupForeign, ofClass, ofClass, "The volume group is there, with a system ID or a lock type for which LVM lets only other machines use it.", "If it is this node's, take off what the message names; else give the class a group of another name."},
 	{VolumeGroupImitated, ofClass, nil, "A user of a volume wrote something into it that looks like a disk of the node's volume group, as a copy of that disk does. lvmd does not use it; the host's own LVM might.", "[Find the volume's user](../how-to/troubleshooting.md#volumegroupimitated-a-volume-holds-what-looks-like-the-nodes-disk)."},
 	{VolumeGroupMissing, ofBoth, ofBoth, "lvmd does not find the volume group.", "[Look for it, and bring its disks back](../how-to/troubleshooting.md#a-disk-is-lost-or-a-volume-group-is-missing). Make one only on a node that never had it."},
 	{VolumeGroupOutdated, ofClass, ofClass, "The volume group's metadata is older than it was, as on a copy of a disk from before. It is not used.", "[Bring the newest disk back, or accept what is there](../how-to/troubleshooting.md#volumegroupoutdated-the-metadata-is-older-than-it-was)."},

@@ -112,6 +112,7 @@ func (c *commands) report(ctx context.Context, groups, devices []string) ([]Grou
 	args := []string{
 		"--config", configuration,
 		"--reportformat", "json", "--units", "b", "--nosuffix",
+		"--foreign", "--shared", // A group that LVM hides is not one that is gone.
 	}
 	for _, r := range reportFields {
 		args = append(args, "--configreport", r.section, "-o", r.fields)

@@ -118,6 +118,10 @@ func (d *disks) pick(groups []string, found []Group) []Group {
 		g := d.group(name)
 		var taken *Group
 		taken, g.others = Identify(name, g.pin, found)
+		if hidden := foreign(name, g.pin, found); taken == nil && hidden != nil {
+			// That it is ours again shows there, see Metadata.
+			g.others, g.former = []Other{*hidden}, hidden.Paths
+		}
 		if taken != nil && forged[taken.UUID] {
 			g.others, taken = append(g.others, otherOf(taken)), nil
 		}
@@ -140,7 +144,7 @@ func (d *disks) pick(groups []string, found []Group) []Group {
 func Identify(name string, identity Identity, among []Group) (taken *Group, others []Other) {
 	var named []*Group
 	for i := range among {
-		if among[i].Name == name {
+		if among[i].Name == name && among[i].Foreign == "" {
 			named = append(named, &among[i])
 		}
 	}
@@ -153,6 +157,28 @@ func Identify(name string, identity Identity, among []Group) (taken *Group, othe
 	}
 	slices.SortFunc(others, func(a, b Other) int { return strings.Compare(a.UUID, b.UUID) })
 	return taken, others
+}
+
+// foreign returns the group of a name that would be taken if LVM did not hide it, or nil.
+func foreign(name string, pin Identity, among []Group) *Other {
+	for i := range among {
+		if g := &among[i]; g.Name == name && g.Foreign != "" && (pin.UUID == "" || g.Fits(pin)) {
+			other := otherOf(g)
+			other.Foreign = g.Foreign
+			return &other
+		}
+	}
+	return nil
+}
+
+// isForeign reports whether the last scan found a group that LVM hides.
+func (d *disks) isForeign(group string) bool {
+	return slices.ContainsFunc(d.view(group).others, func(o Other) bool { return o.Foreign != "" })
+}
+
+// isPartial reports whether the last scan found a group without some of its disks.
+func (d *disks) isPartial(group string) bool {
+	return slices.ContainsFunc(d.view(group).physical, func(pv PhysicalVolume) bool { return pv.Missing })
 }
 
 // otherOf is a group that is not taken.
@@ -328,7 +354,7 @@ func (d *disks) everywhere() (string, error) {
 }
 
 // pinned are the devices whose labels say that they are disks of the groups, by what these are known by. It
-// returns nothing when a group has none, when one has a copy, and when a further physical volume is of a group,
+// returns nothing when a group has not all of them, when one has a copy, and when a further physical volume is of a group,
 // or may be: only all devices show then what the group is.
 func (d *disks) pinned(groups ...string) (paths []string) {
 	answering, err := d.look()
@@ -339,13 +365,15 @@ func (d *disks) pinned(groups ...string) (paths []string) {
 	for _, name := range groups {
 		ours := d.view(name).pin.Devices
 		isOurs := func(l labelled) bool { return slices.Contains(ours, l.label.UUID) }
-		if !slices.ContainsFunc(answering, isOurs) {
-			return nil
-		}
+		there := 0
 		for _, l := range answering {
 			if isOurs(l) {
 				paths = append(paths, l.device.Path)
+				there++
 			}
+		}
+		if there == 0 || there < len(ours) {
+			return nil
 		}
 		others = slices.DeleteFunc(others, isOurs)
 	}

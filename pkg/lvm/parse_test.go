@@ -67,6 +67,42 @@ func TestAFullReportIsRead(t *testing.T) {
 	}
 }
 
+func TestGroupsThatLVMHidesAreNotTaken(t *testing.T) {
+	b, err := os.ReadFile("testdata/fullreport.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ field, want string }{
+		{`"vg_systemid":"other", `, `the system ID "other" (vgchange --systemid)`},
+		{`"vg_systemid":"", "vg_lock_type":"sanlock", `, `the lock type sanlock (vgchange --lock-type)`},
+		{`"vg_systemid":"", "vg_lock_type":"none", `, ""},
+	} {
+		report := strings.Replace(string(b), `"vg_name":"carve", `, `"vg_name":"carve", `+c.field, 1)
+		d := &disks{groups: map[string]*knownGroup{}}
+		found, err := parseFullReport([]byte(report), d.pins([]string{"carve"}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		taken, others := d.pick([]string{"carve"}, found), d.Others("carve")
+		if c.want == "" {
+			if len(taken) != 1 || len(others) != 0 {
+				t.Errorf("%s: got %v and the others %v, want the group", c.field, taken, others)
+			}
+			continue
+		}
+		if len(taken) != 0 || len(others) != 1 || others[0].Foreign != c.want || others[0].Paths[0] != "/dev/loop0" {
+			t.Errorf("%s: got %v and the others %v, want the group hidden by %s", c.field, taken, others, c.want)
+		}
+		if !d.isForeign("carve") || len(d.view("carve").former) != 2 {
+			t.Errorf("%s: the disks are %v, want both known", c.field, d.view("carve"))
+		}
+		d.Pin("carve", Identity{UUID: "another"})
+		if d.pick([]string{"carve"}, found); len(d.Others("carve")) != 0 {
+			t.Errorf("%s: a group of another UUID is taken for the one that is pinned", c.field)
+		}
+	}
+}
+
 func TestWhatLVMSaysIsKeptWithoutUUIDs(t *testing.T) {
 	err := newCommandError("lvcreate", 5, "  WARNING: x\n  Couldn't find device with uuid Vgrw22-KJoB-qYu2-MBQa-V1PX-0OZo-QQw7l0.\n  Cannot change VG carve-node-data while PVs are missing.\n")
 	if want := "Couldn't find device with uuid (UUID).; Cannot change VG carve-node-data while PVs are missing."; err.Message != want {

@@ -14,7 +14,7 @@ import (
 
 // Fields asked of each of fullreport's sections. The structs below read them.
 var reportFields = []struct{ section, fields string }{
-	{"vg", "vg_name,vg_uuid,vg_seqno,vg_extent_size,vg_extent_count,vg_free_count,vg_missing_pv_count,vg_exported,vg_permissions,vg_allocation_policy,max_lv"},
+	{"vg", "vg_name,vg_uuid,vg_seqno,vg_extent_size,vg_extent_count,vg_free_count,vg_missing_pv_count,vg_exported,vg_permissions,vg_allocation_policy,max_lv,vg_systemid,vg_lock_type"},
 	{"pv", "pv_name,pv_uuid,pv_missing,pv_allocatable,pv_pe_count,pv_pe_alloc_count,pe_start"},
 	{"lv", "lv_name,lv_uuid,lv_size,seg_count,lv_tags,lv_time,lv_attr,pool_lv,origin,lv_metadata_size,sync_percent,raid_mismatch_count"},
 	{"pvseg", "pv_uuid,pvseg_start,pvseg_size,lv_uuid,lv_parent"},
@@ -41,6 +41,8 @@ type reportedGroup struct {
 		Permissions  string `json:"vg_permissions"`
 		Allocation   string `json:"vg_allocation_policy"`
 		MostVolumes  number `json:"max_lv"`
+		SystemID     string `json:"vg_systemid"`
+		LockType     string `json:"vg_lock_type"`
 	} `json:"vg"`
 	PV []struct {
 		Name        string `json:"pv_name"`
@@ -143,8 +145,14 @@ func parseFullReport(b []byte, pins pins) ([]Group, error) {
 			Name: vg.Name, UUID: vg.UUID, Seqno: uint64(vg.Seqno),
 			ExtentSize: int64(vg.ExtentSize), Extents: int64(vg.ExtentCount), FreeExtents: int64(vg.FreeCount),
 			MissingDevices: int(vg.MissingCount),
-			Exported:       vg.Exported != "", ReadOnly: vg.Permissions != "writeable",
-			MostVolumes: int64(vg.MostVolumes), Allocation: vg.Allocation,
+			Access:         Access{Exported: vg.Exported != "", ReadOnly: vg.Permissions != "writeable"},
+			MostVolumes:    int64(vg.MostVolumes), Allocation: vg.Allocation,
+		}
+		switch {
+		case vg.SystemID != "": // Our commands have none.
+			g.Foreign = fmt.Sprintf("the system ID %q (vgchange --systemid)", vg.SystemID)
+		case vg.LockType != "" && vg.LockType != "none":
+			g.Foreign = fmt.Sprintf("the lock type %s (vgchange --lock-type)", vg.LockType)
 		}
 		for _, pv := range of.PV {
 			g.Devices = append(g.Devices, PhysicalVolume{

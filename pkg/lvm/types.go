@@ -21,8 +21,7 @@ type Group struct {
 	// MissingDevices counts the physical volumes that cannot be found. LVM
 	// refuses to change a group while there are any.
 	MissingDevices int
-	// Exported and ReadOnly groups cannot be changed.
-	Exported, ReadOnly bool
+	Access
 	// MostVolumes is how many volumes the group may have, as an administrator set it
 	// (vgchange --logicalvolume); zero is no limit. Components of volumes do not count.
 	MostVolumes int64
@@ -35,6 +34,15 @@ type Group struct {
 	Devices []PhysicalVolume
 	Volumes []Volume
 	Unmade  Unmade
+}
+
+// Access is what LVM lets this machine do with a group.
+type Access struct {
+	// Exported and ReadOnly groups cannot be changed.
+	Exported, ReadOnly bool
+	// Foreign says what has LVM hide the group from this machine, such as the system ID of another one; else it
+	// is empty. No Scan returns such a group: see Other.
+	Foreign string
 }
 
 // Unmade are the thin snapshots that their pools do not have: the command that made them was killed
@@ -94,6 +102,8 @@ type Other struct {
 	Paths []string
 	// Duplicates are those of its physical volumes that are on several devices.
 	Duplicates []Duplicate
+	// Foreign is Access.Foreign: this is the group itself, or the only one that may be.
+	Foreign string
 }
 
 // Duplicate is a physical volume that is on several devices, as after one was copied block by

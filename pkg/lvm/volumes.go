@@ -22,13 +22,16 @@ type volumes struct {
 // disks: over all devices, LVM waits for the locks of all groups of the host.
 func (v *volumes) Scan(ctx context.Context, groups []string) ([]Group, error) {
 	known := v.disks.known(groups...)
+	if slices.ContainsFunc(groups, v.disks.isPartial) {
+		known = nil // They lack the disk that is looked for.
+	}
 	isRead := len(known) == 0 // a moment ago, so that LVM does not wait for the disks
 	if isRead {
 		known = v.disks.pinned(groups...)
 	}
 	if len(known) > 0 {
 		found, err := v.scan(ctx, groups, known)
-		if err == nil && whole(found, groups) {
+		if err == nil && whole(found, slices.DeleteFunc(slices.Clone(groups), v.disks.isForeign)) {
 			return found, nil
 		}
 		if ctx.Err() != nil || errors.Is(err, ErrTimedOut) && (isRead || v.areTheirDisks(groups, known)) {

@@ -84,9 +84,9 @@ type Options struct {
 	wipeCheckpoint, copyCheckpoint int64
 	// copyTimeout and copyLook are set by tests only; zero means the constants.
 	copyTimeout, copyLook time.Duration
-	// slotTimeout, probeInterval and callerGrace are set by tests only; zero means
+	// slotTimeout, probeInterval, awayInterval and callerGrace are set by tests only; zero means
 	// the constants.
-	slotTimeout, probeInterval, callerGrace time.Duration
+	slotTimeout, probeInterval, awayInterval, callerGrace time.Duration
 	// crashPoint is set by tests only, see crash.
 	crashPoint func(point string)
 	// entered and defect are set by tests only, to see the changes of volumes' states and
@@ -202,7 +202,7 @@ func assemble(o *Options, j *journal.Journal) *Service {
 		Resume:       s.creator.resume,
 		Responding:   func(all bool) { s.health.set(all && !s.isStopping()) },
 		Scanned:      s.creator.keyless.Set,
-		PollInterval: o.PollInterval, ProbeInterval: o.probeInterval, SlotTimeout: o.slotTimeout,
+		PollInterval: o.PollInterval, ProbeInterval: o.probeInterval, AwayInterval: o.awayInterval, SlotTimeout: o.slotTimeout,
 		PoolGrace: o.poolGrace, ActivationRetry: o.activationRetry,
 	})
 	c.reclaimer = reclaim.New(reclaim.Options{
@@ -225,6 +225,7 @@ func (s *Service) Start() {
 		s.spawn(func() { s.headers.noteFound(s.work, g) })
 	}
 	s.spawn(func() { s.pollLoop(s.work) })
+	s.spawn(func() { volumegroup.Seeker{Groups: s.groups}.Loop(s.work) })
 	s.spawn(func() { s.duplicateLoop(s.work) })
 	s.spawn(func() { s.creator.keyLoop(s.work) })
 	s.spawn(func() { s.provisioner.Run(s.work) })

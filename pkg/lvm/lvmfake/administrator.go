@@ -135,6 +135,14 @@ func (f administrator) SetMissing(name string, missing bool) {
 	f.groups[name].missing = missing
 }
 
+// SetForeign has LVM hide a group for a reason, or show it again if that is empty. As every change, it raises the
+// sequence number.
+func (f administrator) SetForeign(name, why string) {
+	defer f.lock()()
+	f.groups[name].foreign = why
+	f.groups[name].seqno++
+}
+
 // Commands counts the commands run so far.
 func (f administrator) Commands(op Op) int {
 	defer f.lock()()

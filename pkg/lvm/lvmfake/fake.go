@@ -124,6 +124,8 @@ type group struct {
 	extentSize int64
 	extents    int64
 	missing    bool
+	// foreign is lvm.Access.Foreign.
+	foreign string
 	// copied is another device with the group's physical volume, or empty.
 	copied     string
 	dax        bool
@@ -185,7 +187,7 @@ func (f *machine) takes(name string, g *group) bool {
 		// That a disk is missing, see SetMissing, is said of a group of which another is there.
 		report.Devices[0].Missing = false
 	}
-	return g.copied == "" && (f.pins[name].UUID == "" || report.Fits(f.pins[name])) && f.sees(name, g)
+	return g.copied == "" && g.foreign == "" && (f.pins[name].UUID == "" || report.Fits(f.pins[name])) && f.sees(name, g)
 }
 
 // sees reports whether a device of the group is accepted.

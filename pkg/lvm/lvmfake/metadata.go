@@ -32,7 +32,7 @@ func (f metadata) Restart() {
 func (f metadata) Others(name string) []lvm.Other {
 	defer f.lock()()
 	if g := f.groups[name]; g != nil && f.sees(name, g) && !f.takes(name, g) {
-		other := lvm.Other{UUID: g.uuid}
+		other := lvm.Other{UUID: g.uuid, Foreign: g.foreign}
 		for _, d := range g.devices(name) {
 			other.Paths = append(other.Paths, d.path)
 		}
@@ -71,7 +71,7 @@ func (f metadata) Excluded() (excluded []lvm.Excluded) {
 func (f metadata) Metadata(name string) (ondisk.Metadata, error) {
 	defer f.lock()()
 	g := f.groups[name]
-	if g == nil || g.missing || !f.takes(name, g) {
+	if g == nil || g.missing || g.foreign == "" && !f.takes(name, g) {
 		return ondisk.Metadata{}, fmt.Errorf("volume group %q: %w", name, lvm.ErrNotFound)
 	}
 	return ondisk.Metadata{Seqno: g.seqno, Size: g.text(), Limit: g.metadataLimit}, nil

@@ -47,6 +47,8 @@ type groupScan struct {
 	leftAlone map[string]string
 	// waiting says of deleted volumes what depends on them.
 	waiting []string
+	// hidden is the sequence number that the disks had when a scan did not find the group, or zero.
+	hidden uint64
 	// foreign is in how many segments volumes lie that are not ours.
 	foreign int64
 	// scanned is when the group was last scanned. recheck is set when a device came or went

@@ -24,7 +24,7 @@ type Scan struct {
 	Refused Refusal
 	// Devices are those of our volumes, by name, where they have one.
 	Devices map[string]lvm.Device
-	// Metadata is the zero value where it cannot be read.
+	// Metadata is the zero value where it cannot be read. The disks of a group that LVM does not know may have it.
 	Metadata ondisk.Metadata
 	// Where is where everything lies, of groups with thin pools.
 	Where ondisk.Placement
@@ -73,6 +73,7 @@ func (g *Group) ApplyScan(scan Scan, after Effect) Diff {
 	g.stale, g.scanned = false, time.Now()
 	if scan.Group == nil {
 		m.applyMissing(g, scan.Refused, &d)
+		g.hidden = scan.Metadata.Seqno
 	} else {
 		m.applyGroup(g, &scan, &d)
 	}
@@ -411,14 +412,18 @@ func (g *Group) Differs(now ondisk.Metadata, err error, poll, probe time.Duratio
 	switch {
 	case g.waits(poll):
 		return false
-	case g.refused != Refusal{} && !g.stale:
+	case g.stale:
+		return true
+	case g.refused != Refusal{} && g.refused.Type != conditions.VolumeGroupForeign:
 		// Another group may be away, or accepted by now.
 		return g.recheck || time.Since(g.scanned) > probe
-	case g.stale || err == nil && (now.Seqno != g.metadata.Seqno || now.Unreadable != g.metadata.Unreadable):
+	case !g.present:
+		// It comes back with a device, by its name, or when LVM shows it again; Seeker looks for all else.
+		return g.recheck || err == nil && now.Seqno != g.hidden
+	case err == nil && (now.Seqno != g.metadata.Seqno || now.Unreadable != g.metadata.Unreadable):
 		return true
 	case !g.isUsable():
-		// It can only come back with a device, or by its name.
-		return g.recheck || !g.present && err == nil
+		return g.recheck
 	case (g.suspect || g.unseen) && time.Since(g.scanned) > probe:
 		return true // what could not be repaired, or seen, is tried again
 	}

@@ -156,7 +156,8 @@ func (s *Groups) Load(found []lvm.Group) error {
 func (s *Groups) read(g *Group, found []lvm.Group) inventory.Scan {
 	i := slices.IndexFunc(found, func(f lvm.Group) bool { return f.Name == g.Name() })
 	if i < 0 {
-		return inventory.Scan{Refused: s.Refusal(g)}
+		hidden, _ := s.LVM.Metadata(g.Name())
+		return inventory.Scan{Refused: s.Refusal(g), Metadata: hidden}
 	}
 	scan := inventory.Scan{Group: &found[i], Devices: map[string]lvm.Device{}}
 	thin := false

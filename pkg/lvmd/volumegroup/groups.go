@@ -28,6 +28,8 @@ const (
 	slotTimeout = 10 * time.Minute
 	// probeInterval is how often a group that stopped answering is asked again.
 	probeInterval = 5 * time.Second
+	// awayInterval is how often groups are looked for that are away.
+	awayInterval = time.Minute
 	// pollInterval is how often the groups' sequence numbers are read from the disks.
 	pollInterval = 2 * time.Second
 )
@@ -54,7 +56,7 @@ type Options struct {
 	// Scanned is called after each scan.
 	Scanned func()
 	// The constants are the defaults where these are zero.
-	PollInterval, ProbeInterval, SlotTimeout, PoolGrace, ActivationRetry time.Duration
+	PollInterval, ProbeInterval, AwayInterval, SlotTimeout, PoolGrace, ActivationRetry time.Duration
 }
 
 // Groups are the volume groups that lvmd serves. Its methods are safe for concurrent use after
@@ -104,6 +106,9 @@ func New(o Options) *Groups {
 	}
 	if o.ProbeInterval == 0 {
 		o.ProbeInterval = probeInterval
+	}
+	if o.AwayInterval == 0 {
+		o.AwayInterval = awayInterval
 	}
 	if o.SlotTimeout == 0 {
 		o.SlotTimeout = slotTimeout

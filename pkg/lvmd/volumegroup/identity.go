@@ -159,8 +159,8 @@ func (s *Groups) acceptable(name string, groups []lvm.Other) (uuid string, err e
 	}
 	var others []string
 	for _, g := range groups {
-		if len(g.Duplicates) > 0 {
-			return "", nil // There is nothing to accept: one of the devices must go.
+		if len(g.Duplicates) > 0 || g.Foreign != "" {
+			return "", nil // There is nothing to accept: one of the devices must go, or what hides the group.
 		}
 		others = append(others, g.UUID)
 	}
@@ -250,6 +250,11 @@ func (s *Groups) Refusal(g *Group) inventory.Refusal {
 			uuids = append(uuids, d.UUID)
 		}
 		return inventory.Refusal{Type: conditions.DuplicateDevice, Message: duplicated(g.Name(), copied), Devices: strings.Join(uuids, ", ")}
+	}
+	if why := others[0].Foreign; why != "" {
+		return inventory.Refusal{Type: conditions.VolumeGroupForeign, Message: fmt.Sprintf(
+			"volume group %q is on %s and is not used: LVM hides it, because it has %s. Nothing is done to it. If it is this node's, take that off; lvmd looks for it every minute",
+			g.Name(), strings.Join(others[0].Paths, " and "), why)}
 	}
 	return inventory.Refusal{
 		Type: conditions.VolumeGroupReplaced, Message: replaced(g, others, s.StateDir), Devices: strings.Join(g.Pinned().Devices, ", "),

@@ -1,0 +1,68 @@
+package volumegroup
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/carve-csi/carve/pkg/lvm"
+	"github.com/carve-csi/carve/pkg/lvmd/inventory"
+)
+
+// Seeker looks for the groups that are not there, or not with all of their disks.
+type Seeker struct{ *Groups }
+
+// Loop looks once in an interval, whatever hides the groups. The kernel reports devices that come, but no
+// system ID that was taken off, and no disk that can be read again.
+func (s Seeker) Loop(ctx context.Context) {
+	tick := time.NewTicker(s.AwayInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			s.look(ctx)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// look scans all groups that are away at once, but for those whose slots are taken, and those that are probed.
+func (s Seeker) look(ctx context.Context) {
+	var names []string
+	for _, name := range slices.Sorted(maps.Keys(s.byName)) {
+		g := s.byName[name]
+		if known := g.Scanned(); known != nil && known.MissingDevices == 0 || s.Inventory.Responding(g.Group) != nil {
+			continue
+		}
+		waiting, cancel := context.WithTimeout(ctx, s.ProbeInterval)
+		done, err := s.Acquire(waiting, g)
+		cancel()
+		if err != nil {
+			continue
+		}
+		defer done()
+		inventory.BeginScan(g.Group)
+		names = append(names, name)
+	}
+	if len(names) == 0 {
+		return
+	}
+	all, failed := s.Scan(s.Work, names)
+	for _, name := range names {
+		g, err := s.byName[name], error(nil)
+		found := slices.DeleteFunc(slices.Clone(all), func(f lvm.Group) bool { return f.Name != name })
+		switch {
+		case failed != nil, g.CameBack(found):
+			// A disk that does not answer is one group's only.
+			err = s.Rescan(g)
+			g.Reclaim()
+		case len(found) == 0:
+			err = s.persist(g, g.ApplyScan(s.read(g, nil), nil))
+		}
+		if err != nil {
+			s.Log.Warn("failed to look for a volume group", "group", name, "error", err)
+		}
+	}
+}
