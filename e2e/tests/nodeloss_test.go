@@ -75,7 +75,8 @@ func TestAStatefulSetLeavesALostNodeWhereItsClassSaysSo(t *testing.T) {
 
 	s.switchOn(victim)
 	switchedOn = true
-	s.must(carve.Until(s.ctx, waitTimeout, "the forgotten volume is removed", func(ctx context.Context) error {
+	// The grace period begins with the first pass that sees the node back, and a pass is made each minute.
+	s.must(carve.Until(s.ctx, 2*waitTimeout, "the forgotten volume is removed", func(ctx context.Context) error {
 		volumes, err := s.LogicalVolumes(ctx, victim)
 		if err != nil {
 			return err
