@@ -228,7 +228,7 @@ func TestAPMEMClassNeedsDevicesThatCanBeMapped(t *testing.T) {
 	}
 	unfit("local", "queue/dax")
 	m.fake.SetDAX(testGroup, true)
-	unfit("local", "--dataalignment 2m")
+	unfit("local", "the data begins at byte 1048576")
 	m.fake.SetDataOffset(testGroup, 2<<20)
 	d := m.start(t)
 	if v := d.create(fsRequest("pvc-1", 8, "")); !v.GetDax() || !m.formatted[v.GetDevicePath()].DAX {
