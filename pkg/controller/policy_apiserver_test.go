@@ -87,7 +87,7 @@ func TestTheControllerMayWriteOnlyItsOwnVolumesAndClaims(t *testing.T) {
 	asked := func(driver string) map[string]string {
 		return map[string]string{volume.AnnStorageProvisioner: driver}
 	}
-	waiting, class := claimOf("waiting", nil), "unrelated" // no volume fits it
+	waiting, class := claimOf("volumeless", nil), "unrelated" // no volume fits it
 	waiting.Spec.StorageClassName = &class
 	for _, claim := range []*v1.PersistentVolumeClaim{
 		waiting, claimOf("ours", asked(names.Driver)), claimOf("unasked", nil), claimOf("others", asked(otherDriver)),
@@ -98,7 +98,7 @@ func TestTheControllerMayWriteOnlyItsOwnVolumesAndClaims(t *testing.T) {
 			_ = client.CoreV1().PersistentVolumeClaims(ours).Delete(context.Background(), claim.Name, metav1.DeleteOptions{})
 		})
 	}
-	waiting = must.Get(client.CoreV1().PersistentVolumeClaims(ours).Get(t.Context(), "waiting", metav1.GetOptions{}))(t)
+	waiting = must.Get(client.CoreV1().PersistentVolumeClaims(ours).Get(t.Context(), "volumeless", metav1.GetOptions{}))(t)
 	for what, denied := range map[string]func() error{
 		"volumes": func() error { return patchVolumeAs(limited, "others", fmt.Sprintf(annotate, "x")) },
 		"claims":  func() error { return patchClaimAs(limited, "others", fmt.Sprintf(selectNode, "x")) },
@@ -139,10 +139,10 @@ func TestTheControllerMayWriteOnlyItsOwnVolumesAndClaims(t *testing.T) {
 		"change a claim that another driver serves, beta":    patchClaimAs(limited, "others-beta", fmt.Sprintf(selectNode, "x")),
 		"take a claim over that no driver was asked to":      patchClaimAs(limited, "unasked", `{"metadata":{"annotations":{"`+volume.AnnStorageProvisioner+`":"`+names.Driver+`"}}}`),
 		"take it over, beta":                                 patchClaimAs(limited, "unasked", `{"metadata":{"annotations":{"`+volume.AnnBetaStorageProvisioner+`":"`+names.Driver+`"}}}`),
-		"take it over by its volume's name":                  patchClaimAs(limited, "waiting", `{"spec":{"volumeName":"pvc-`+string(waiting.UID)+`"}}`),
+		"take it over by its volume's name":                  patchClaimAs(limited, "volumeless", `{"spec":{"volumeName":"pvc-`+string(waiting.UID)+`"}}`),
 		"have a claim deleted with its owner":                patchClaimAs(limited, "unasked", `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"gone","uid":"gone"}]}}`),
 		"take the protection from a claim in use":            patchClaimAs(limited, "unasked", `{"metadata":{"finalizers":null}}`),
-		"say that a claim is bound":                          patchClaimAs(limited, "waiting", `{"metadata":{"annotations":{"`+volume.AnnBindCompleted+`":"yes"}}}`),
+		"say that a claim is bound":                          patchClaimAs(limited, "volumeless", `{"metadata":{"annotations":{"`+volume.AnnBindCompleted+`":"yes"}}}`),
 		"take the note from its claim":                       patchClaimAs(limited, "ours", `{"metadata":{"annotations":{"`+volume.AnnStorageProvisioner+`":null}}}`),
 		"label its claim by the status":                      patchClaimAs(limited, "ours", `{"metadata":{"labels":{"probe":"x"}}}`, "status"),
 		"delete another driver's claim":                      deleteClaim("others"),
