@@ -73,7 +73,7 @@ func TestVolumeOfLostClaimIsNoOrphanOnARealServer(t *testing.T) {
 	install(t, client)
 	storage := w.class(t, nil)
 	c, _ := actOn(t, w, Options{Client: asController(t), Namespace: ours})
-	claim := w.claim(t, storage, "n1", named("data", nil))
+	claim := w.claim(t, storage, "n1", named("lost", nil))
 	w.waitBound(t, claim)
 	w.finalized(t, claim)
 	w.patchPV(t, claim, `{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`)
