@@ -17,7 +17,7 @@ import (
 const restartDelay = time.Second
 
 // readyBound is how long a service may take until its ReadyPath exists.
-const readyBound = 2 * time.Minute
+const readyBound = 4 * time.Minute
 
 // slice is the cgroup of all services, as on a machine of systemd. In the root's,
 // each of their threads would weigh as much as all Pods together when the
