@@ -24,6 +24,9 @@ import (
 // Dir is the chart's folder in the source tree.
 const Dir = "deploy/chart/carve"
 
+// KubeVersion is the newest version of Kubernetes that carve-scheduler has an image for.
+const KubeVersion = "v1.37.0"
+
 // Load reads a chart from its folder, or from an archive.
 func Load(name string) (*chart.Chart, error) {
 	loaded, err := loader.Load(name)
@@ -33,11 +36,22 @@ func Load(name string) (*chart.Chart, error) {
 	return loaded, nil
 }
 
-// Render returns what an installation of the chart makes in a namespace, given values as
-// a user gives them. It fails where the values do not fit the chart's schema.
+// Render returns the objects of an installation of the chart in a namespace of a cluster with KubeVersion, given
+// values as a user gives them. It fails where the values do not fit the chart's schema.
 func Render(c *chart.Chart, namespace string, values map[string]any) (manifests.Set, error) {
+	return RenderFor(c, KubeVersion, namespace, values)
+}
+
+// RenderFor is Render for a cluster with the given version of Kubernetes, such as v1.37.2.
+func RenderFor(c *chart.Chart, kubeVersion, namespace string, values map[string]any) (manifests.Set, error) {
+	version, err := common.ParseKubeVersion(kubeVersion)
+	if err != nil {
+		return nil, fmt.Errorf("version of Kubernetes: %w", err)
+	}
+	capabilities := common.DefaultCapabilities.Copy()
+	capabilities.KubeVersion = *version
 	options := common.ReleaseOptions{Name: "carve", Namespace: namespace, IsInstall: true, Revision: 1}
-	input, err := util.ToRenderValues(c, values, options, common.DefaultCapabilities)
+	input, err := util.ToRenderValues(c, values, options, capabilities)
 	if err != nil {
 		return nil, fmt.Errorf("render the chart: %w", err)
 	}

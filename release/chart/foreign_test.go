@@ -100,8 +100,8 @@ func TestTheConstraintsOfOpenShiftAdmitTheContainers(t *testing.T) {
 				}
 			}
 		}
-		if seen != 6 {
-			t.Errorf("%s: %d containers are privileged or have a fixed user, want 6", name, seen)
+		if seen != 5 {
+			t.Errorf("%s: %d containers are privileged or have a fixed user, want 5", name, seen)
 		}
 	}
 }
@@ -150,7 +150,7 @@ func TestThePodMonitorSelectsWhatHasMetrics(t *testing.T) {
 			}
 		}
 	}
-	if seen != 4 {
-		t.Errorf("%d containers have the token for metrics, want 4", seen)
+	if seen != 3 {
+		t.Errorf("%d containers have the token for metrics, want 3", seen)
 	}
 }

@@ -21,7 +21,7 @@ import (
 func TestHelm3MakesWhatHelm4Makes(t *testing.T) {
 	cases := platforms(t)
 	cases["defaults"] = nil
-	cases["everything"] = values(t, `{schedulerExtender: {enabled: true}, scheduler: {enabled: true}, startupTaint: {enabled: true}, nodeConditions: {enabled: true}, inlineVolumes: {enabled: true, maxSize: 5Gi},
+	cases["everything"] = values(t, `{scheduler: {enabled: true}, startupTaint: {enabled: true}, nodeConditions: {enabled: true}, inlineVolumes: {enabled: true, maxSize: 5Gi},
 ioLimits: {enabled: true}, openshift: {enabled: true}, criticalQuota: {enabled: true}, createNamespace: true, kubeletDir: /data/kubelet,
 podMonitor: {enabled: true, labels: {a: b}, interval: 30s}, alerts: {enabled: true, labels: {a: b}}, dashboards: {enabled: true, annotations: {a: b}}}`)
 	cases["pools"] = values(t, "nodePools: [{name: fast, nodeSelector: {disks: nvme}}, {name: slow, nodeSelector: {disks: hdd}, affinity: {nodeAffinity: {of: slow}}}]")
@@ -53,7 +53,13 @@ func renderWithHelm3(v map[string]any) (manifests.Set, error) {
 		return nil, err
 	}
 	options := chartutil.ReleaseOptions{Name: "carve", Namespace: namespace, IsInstall: true, Revision: 1}
-	input, err := chartutil.ToRenderValues(c, v, options, chartutil.DefaultCapabilities)
+	capabilities := chartutil.DefaultCapabilities.Copy()
+	version, err := chartutil.ParseKubeVersion(chart.KubeVersion)
+	if err != nil {
+		return nil, err
+	}
+	capabilities.KubeVersion = *version
+	input, err := chartutil.ToRenderValues(c, v, options, capabilities)
 	if err != nil {
 		return nil, err
 	}

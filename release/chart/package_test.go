@@ -35,7 +35,7 @@ func TestThePackageHoldsAllAndIsReproducible(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		all := values(t, "{schedulerExtender: {enabled: true}, scheduler: {enabled: true}, startupTaint: {enabled: true}, nodeConditions: {enabled: true}, inlineVolumes: {enabled: true}, ioLimits: {enabled: true}, openshift: {enabled: true}}")
+		all := values(t, "{scheduler: {enabled: true}, startupTaint: {enabled: true}, nodeConditions: {enabled: true}, inlineVolumes: {enabled: true}, ioLimits: {enabled: true}, openshift: {enabled: true}}")
 		want, err := chart.Render(load(t), namespace, all)
 		if err != nil {
 			t.Fatal(err)

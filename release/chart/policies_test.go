@@ -43,7 +43,7 @@ func TestPoliciesHoldForAccountsThatAreRenamed(t *testing.T) {
 				}
 			}
 		}
-		if want := map[string]int{"carve-controller": 7, "carve-scheduler": 5}; !maps.Equal(limited, want) {
+		if want := map[string]int{"carve-controller": 7, "carve-scheduler": 6}; !maps.Equal(limited, want) {
 			t.Errorf("%q: so many policies limit the accounts: %v, want %v", change, limited, want)
 		}
 	}

@@ -13,7 +13,7 @@ import (
 )
 
 // enabled is every component that has workloads or labels of its own.
-const enabled = "{schedulerExtender: {enabled: true}, scheduler: {enabled: true}, startupTaint: {enabled: true}, nodeConditions: {enabled: true}, inlineVolumes: {enabled: true}, ioLimits: {enabled: true}, " +
+const enabled = "{scheduler: {enabled: true}, startupTaint: {enabled: true}, nodeConditions: {enabled: true}, inlineVolumes: {enabled: true}, ioLimits: {enabled: true}, " +
 	"podMonitor: {enabled: true}, alerts: {enabled: true}, dashboards: {enabled: true}}"
 
 // TestEveryValueComesWhereItBelongsAndNowhereElse sets every value that no kustomization has a
@@ -60,8 +60,7 @@ storageClasses:
     allowedTopologies: [{matchLabelExpressions: [{key: a, values: [b]}]}]
 inlineVolumes: {maxSize: 5Gi}
 ioLimits: {resources: {limits: {memory: 4Gi}}}
-schedulerExtender: {secretName: secret}
-scheduler: {image: {repository: r.example.com/s, tag: v2}, replicas: 5}
+scheduler: {image: {repository: r.example.com/s, tag: v2}, replicas: 5, resources: {limits: {memory: 6Gi}}}
 podMonitor: {labels: {release: stack}, interval: 15s}
 alerts: {labels: {release: rules}}
 dashboards: {labels: {for: grafana}, annotations: {grafana_folder: Storage}}
@@ -92,7 +91,6 @@ dashboards: {labels: {for: grafana}, annotations: {grafana_folder: Storage}}
 		{controller, "spec template spec containers controller args +", "--of-the-controller"},
 		{controller, "spec template metadata labels label", "controller"},
 		{controller, "spec template metadata annotations note", "controller"},
-		{controller, "spec template spec volumes extender-tls secret secretName", "secret"},
 
 		{agent, "spec updateStrategy rollingUpdate maxUnavailable", "4"},
 		{agent, "spec template spec priorityClassName", "second"},
@@ -118,10 +116,9 @@ dashboards: {labels: {for: grafana}, annotations: {grafana_folder: Storage}}
 		{scheduler, "spec replicas", "5"},
 		{scheduler, "spec template spec priorityClassName", "first"},
 		{scheduler, "spec template spec imagePullSecrets", "[{name: pull}]"},
-		{scheduler, "spec template spec containers kube-scheduler image", "r.example.com/s:v2"},
-		{scheduler, "spec template spec containers kube-scheduler imagePullPolicy", "Always"},
-		{scheduler, "spec template spec containers bind-pods image", carve},
-		{scheduler, "spec template spec containers bind-pods imagePullPolicy", "Always"},
+		{scheduler, "spec template spec containers carve-scheduler image", "r.example.com/s:v2"},
+		{scheduler, "spec template spec containers carve-scheduler imagePullPolicy", "Always"},
+		{scheduler, "spec template spec containers carve-scheduler resources limits memory", "6Gi"},
 
 		{class, "metadata annotations", `{storageclass.kubernetes.io/is-default-class: "true", note: class}`},
 		{class, "reclaimPolicy", "Retain"},
@@ -255,4 +252,39 @@ func plain(t *testing.T, set manifests.Set) map[string]any {
 		result[key] = content
 	}
 	return result
+}
+
+// TestSchedulerImageFollowsCluster renders the chart for clusters of several versions.
+func TestSchedulerImageFollowsCluster(t *testing.T) {
+	const name = "registry.example.com/carve-scheduler:"
+	for _, test := range []struct{ kubernetes, values, image, err string }{
+		{kubernetes: "v1.37.2", image: name + "v0.1.0-k8s1.37"},
+		{kubernetes: "v1.36.3-gke.100+build", image: name + "v0.1.0-k8s1.36"},
+		{kubernetes: "v1.35.0", image: name + "v0.1.0-k8s1.35"},
+		{kubernetes: "v1.35.0", values: "image: {tag: v2}", image: name + "v2-k8s1.35"},
+		{kubernetes: "v1.34.9", values: "scheduler: {image: {tag: own}}", image: name + "own"},
+		{kubernetes: "v1.34.9", err: "supports Kubernetes 1.35, 1.36 and 1.37; the cluster has v1.34.9"},
+		{kubernetes: "v1.38.0", err: "supports Kubernetes 1.35, 1.36 and 1.37; the cluster has v1.38.0"},
+	} {
+		t.Run(test.kubernetes+test.values, func(t *testing.T) {
+			v := put(t, values(t, test.values), []string{"scheduler", "enabled"}, true).(map[string]any)
+			set, err := chart.RenderFor(load(t), test.kubernetes, namespace, v)
+			if test.err != "" {
+				if err == nil || !strings.Contains(err.Error(), test.err) {
+					t.Errorf("error: got %v, want one with %q", err, test.err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := podTemplates(t, set)["Deployment.apps/carve-system/carve-scheduler"].Spec.Containers[0].Image; got != test.image {
+				t.Errorf("image: got %s, want %s", got, test.image)
+			}
+			_, got := set["MutatingAdmissionPolicy.admissionregistration.k8s.io//carve-scheduler-by-namespace"]
+			if want := test.kubernetes >= "v1.36"; got != want {
+				t.Errorf("policy for namespaces: got %v, want %v", got, want)
+			}
+		})
+	}
 }

@@ -8,6 +8,21 @@
 {{- end -}}
 {{- end -}}
 
+{{/* The image of carve-scheduler for the cluster's version of Kubernetes, unless a value names another one. */}}
+{{- define "carve.schedulerImage" -}}
+{{- $image := .Values.scheduler.image -}}
+{{- $minor := regexFind "^v?[0-9]+[.][0-9]+" .Capabilities.KubeVersion.Version | trimPrefix "v" -}}
+{{- if $image.digest -}}
+{{ $image.repository }}@{{ $image.digest }}
+{{- else if $image.tag -}}
+{{ $image.repository }}:{{ $image.tag }}
+{{- else if has $minor (list "1.35" "1.36" "1.37") -}}
+{{ $image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}-k8s{{ $minor }}
+{{- else -}}
+{{ fail (printf "scheduler.enabled: carve-scheduler supports Kubernetes 1.35, 1.36 and 1.37; the cluster has %s (helm template: give its version with --kube-version). Set scheduler.enabled to false, or scheduler.image.tag to an image that supports this version." .Capabilities.KubeVersion.Version) }}
+{{- end -}}
+{{- end -}}
+
 {{/* The labels of every object. */}}
 {{- define "carve.labels" -}}
 app.kubernetes.io/part-of: carve
@@ -20,7 +35,7 @@ namespace, if any.
 */}}
 {{- define "carve.file" -}}
 {{- $root := .root -}}
-{{- $clusterWide := list "CSIDriver" "ClusterRole" "ClusterRoleBinding" "ValidatingAdmissionPolicy" "ValidatingAdmissionPolicyBinding" "SecurityContextConstraints" -}}
+{{- $clusterWide := list "CSIDriver" "ClusterRole" "ClusterRoleBinding" "ValidatingAdmissionPolicy" "ValidatingAdmissionPolicyBinding" "MutatingAdmissionPolicy" "MutatingAdmissionPolicyBinding" "SecurityContextConstraints" -}}
 {{- $text := $root.Files.Get (printf "files/%s" .path) | required (printf "the chart lacks files/%s" .path) -}}
 {{- range regexSplit "(?m)^---$" ($text | replace "carve-system" $root.Release.Namespace) -1 }}
 {{- $object := fromYaml . -}}
