@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	v1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -56,6 +57,9 @@ func apply(t *testing.T, client kubernetes.Interface, path string) {
 		case *v1.ServiceAccount:
 			_, err = client.CoreV1().ServiceAccounts(ours).Create(t.Context(), o, metav1.CreateOptions{})
 			remove = client.CoreV1().ServiceAccounts(ours).Delete
+		case *coordinationv1.Lease:
+			_, err = client.CoordinationV1().Leases(ours).Create(t.Context(), o, metav1.CreateOptions{})
+			remove = client.CoordinationV1().Leases(ours).Delete
 		case *rbacv1.ClusterRole:
 			_, err = client.RbacV1().ClusterRoles().Create(t.Context(), o, metav1.CreateOptions{})
 			remove = client.RbacV1().ClusterRoles().Delete

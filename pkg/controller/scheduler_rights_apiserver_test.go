@@ -5,19 +5,65 @@ package controller
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strconv"
+	"strings"
 	"testing"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	v1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
+
+// TestSchedulerHasUpstreamsRights compares the ClusterRole of the component with those of kube-scheduler. The API
+// server of an older version knows fewer resources.
+func TestSchedulerHasUpstreamsRights(t *testing.T) {
+	client := connectToAPIServer(t)
+	install(t, client)
+	apply(t, client, schedulerComponent+"rbac.yaml")
+	rights := func(roles ...string) map[string]bool {
+		all := map[string]bool{}
+		for _, name := range roles {
+			for _, rule := range must.Get(client.RbacV1().ClusterRoles().Get(t.Context(), name, metav1.GetOptions{}))(t).Rules {
+				for _, group := range rule.APIGroups {
+					for _, resource := range rule.Resources {
+						for _, verb := range rule.Verbs {
+							all[strings.Join([]string{group, resource, verb}, " ")] = true
+						}
+					}
+				}
+			}
+		}
+		return all
+	}
+	own, upstream := rights(schedulerAccount), rights("system:kube-scheduler", "system:volume-scheduler")
+	maps.DeleteFunc(upstream, func(right string, _ bool) bool {
+		group, resource, _ := strings.Cut(right, " ")
+		// Its Lease is in a Role. The scheduler calls pods/binding, and ReplicaSets left the group extensions.
+		return group == "coordination.k8s.io" || group == "extensions" || strings.HasPrefix(right, " bindings ") ||
+			strings.HasPrefix(resource, "podgroups")
+	})
+	for right := range upstream {
+		if !own[right] {
+			t.Errorf("right %q: upstream's scheduler has it, ours lacks it", right)
+		}
+	}
+	newest := must.Get(version.ParseGeneric(must.Get(client.Discovery().ServerVersion())(t).GitVersion))(t).AtLeast(version.MajorMinor(1, 37))
+	for right := range own {
+		if newest && !upstream[right] {
+			t.Errorf("right %q: our scheduler has it, upstream's lacks it", right)
+		}
+	}
+}
 
 // TestOurSchedulerMayWriteOnlyWhatItHasTo tries what the rights that the component ships allow, and
 // what their policies deny.
@@ -94,9 +140,32 @@ func TestOurSchedulerMayWriteOnlyWhatItHasTo(t *testing.T) {
 		pv.Spec.Capacity[v1.ResourceStorage] = resource.MustParse("2Gi")
 	}
 	isDenied := func(err error) bool { return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) }
+	resourceClaim := func(name string, annotations map[string]string) *resourcev1.ResourceClaim {
+		return &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: annotations}, Spec: resourcev1.ResourceClaimSpec{
+			Devices: resourcev1.DeviceClaim{Requests: []resourcev1.DeviceRequest{{Name: "r", Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: "c"}}}}}}
+	}
+	createResourceClaim := func(annotations map[string]string) error {
+		_, err := limited.ResourceV1().ResourceClaims(ours).Create(t.Context(), resourceClaim("of-the-scheduler", annotations), metav1.CreateOptions{})
+		return err
+	}
+	patchResourceClaim := func(patch string) error {
+		_, err := limited.ResourceV1().ResourceClaims(ours).Patch(t.Context(), "of-a-user", types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+		return err
+	}
+	deleteResourceClaim := func(name string) error {
+		return limited.ResourceV1().ResourceClaims(ours).Delete(t.Context(), name, metav1.DeleteOptions{})
+	}
+	withResourceClaims := servesSince(t, client, 34, resourcev1.SchemeGroupVersion, "resourceclaims")
+	if withResourceClaims {
+		must.Get(client.ResourceV1().ResourceClaims(ours).Create(t.Context(), resourceClaim("of-a-user", nil), metav1.CreateOptions{}))(t)
+		t.Cleanup(func() {
+			_ = patchResourceClaim(`{"metadata":{"finalizers":null}}`)
+			_ = client.ResourceV1().ResourceClaims(ours).Delete(context.Background(), "of-a-user", metav1.DeleteOptions{})
+		})
+	}
 	annotated := func(b *v1.Binding) { b.Annotations = map[string]string{"a": "b"} }
 	tries := 0 // of what is allowed, and harmless, until a policy is in force
-	for what, try := range map[string]func() error{
+	policies := map[string]func() error{
 		"bindings": func() error { return bind("none", annotated) },
 		"Pods":     func() error { return updatePhase("probe", []v1.PodPhase{v1.PodRunning, v1.PodFailed}[tries%2]) },
 		"claims": func() error {
@@ -105,8 +174,32 @@ func TestOurSchedulerMayWriteOnlyWhatItHasTo(t *testing.T) {
 		"volumes": func() error {
 			return updateVolume("unclaimed", func(pv *v1.PersistentVolume) { pv.Labels = map[string]string{"tries": strconv.Itoa(tries)} })
 		},
-	} {
+	}
+	if withResourceClaims {
+		policies["ResourceClaims"] = func() error { return patchResourceClaim(fmt.Sprintf(`{"metadata":{"labels":{"tries":"%d"}}}`, tries)) }
+	}
+	for what, try := range policies {
 		waittest.Until(t, "the policy for "+what+" is in force", func() bool { tries++; return isDenied(try()) })
+	}
+	if withResourceClaims {
+		for what, err := range map[string]error{
+			"create ResourceClaims":   createResourceClaim(nil),
+			"annotate ResourceClaims": patchResourceClaim(`{"metadata":{"annotations":{"probe":"x"}}}`),
+			"delete ResourceClaims":   deleteResourceClaim("of-a-user"),
+		} {
+			if !isDenied(err) {
+				t.Errorf("the scheduler may %s: %v", what, err)
+			}
+		}
+		for _, err := range []error{
+			createResourceClaim(map[string]string{resourcev1.ExtendedResourceClaimAnnotation: "true"}),
+			deleteResourceClaim("of-the-scheduler"),
+			patchResourceClaim(`{"metadata":{"finalizers":["resource.kubernetes.io/delete-protection"]}}`),
+		} {
+			if err != nil {
+				t.Errorf("the scheduler may not allocate devices: %v", err)
+			}
+		}
 	}
 	for what, err := range map[string]error{
 		"annotate Pods by a binding": bind("bound-badly", annotated),
@@ -166,13 +259,13 @@ func TestOurSchedulerMayWriteOnlyWhatItHasTo(t *testing.T) {
 	}
 }
 
-// TestNamespacesOptInToOurScheduler applies the example's policy.
+// TestNamespacesOptInToOurScheduler applies the component's policy.
 func TestNamespacesOptInToOurScheduler(t *testing.T) {
 	client := connectToAPIServer(t)
 	if !servesSince(t, client, 36, admissionv1.SchemeGroupVersion, "mutatingadmissionpolicies") {
-		t.Skip("the example needs Kubernetes 1.36, as it says")
+		t.Skip("MutatingAdmissionPolicy is in Kubernetes 1.36 and later")
 	}
-	apply(t, client, "../../deploy/examples/scheduler-by-namespace.yaml")
+	apply(t, client, schedulerComponent+"namespaces.yaml")
 	for name, labels := range map[string]map[string]string{"opted-in": {"carve.csi.local/scheduler": "carve"}, "others": nil} {
 		must.Get(client.CoreV1().Namespaces().Create(t.Context(), &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}, metav1.CreateOptions{}))(t)
 		t.Cleanup(func() { _ = client.CoreV1().Namespaces().Delete(context.Background(), name, metav1.DeleteOptions{}) })
