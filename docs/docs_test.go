@@ -26,7 +26,6 @@ import (
 	"github.com/carve-csi/carve/pkg/controller"
 	"github.com/carve-csi/carve/pkg/controller/audit"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
-	"github.com/carve-csi/carve/pkg/controller/podbinder"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/lvmd"
@@ -232,12 +231,12 @@ func wholeConfiguration(document map[string]any, content string) string {
 
 func TestEveryMetricExists(t *testing.T) {
 	exist := map[string]bool{}
-	for _, rows := range [][][]string{describe(lvmd.NewMetrics().Registry.Describe), describe(driver.NewMetrics().Registry.Describe), describe(controller.DescribeMetrics), describe(podbinder.DescribeMetrics), describe(ops.DescribeMetrics)} {
+	for _, rows := range [][][]string{describe(lvmd.NewMetrics().Registry.Describe), describe(driver.NewMetrics().Registry.Describe), describe(controller.DescribeMetrics), describe(ops.DescribeMetrics)} {
 		for _, row := range rows {
 			exist[strings.Trim(row[0], "`")] = true
 		}
 	}
-	named := regexp.MustCompile(`\b(?:carve_(?:lvmd|node|controller|binder|ops)|csi_(?:plugin|sidecar))_[a-z_]*[a-z]\b`)
+	named := regexp.MustCompile(`\b(?:carve_(?:lvmd|node|controller|ops)|csi_(?:plugin|sidecar))_[a-z_]*[a-z]\b`)
 	found := 0
 	check := func(path string, content []byte) {
 		for _, name := range named.FindAllString(string(content), -1) {

@@ -17,7 +17,6 @@ import (
 	"github.com/carve-csi/carve/docs/pagetest"
 	"github.com/carve-csi/carve/pkg/controller"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
-	"github.com/carve-csi/carve/pkg/controller/podbinder"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/filesystem"
@@ -277,7 +276,6 @@ Each program serves ` + "`/metrics`" + ` over HTTPS, to requests with the bearer
 		{"lvmd, on each node", lvmd.NewMetrics().Registry.Describe},
 		{"The node plugin, on each node", driver.NewMetrics().Registry.Describe},
 		{"The controller, two replicas", controller.DescribeMetrics},
-		{"The binder beside Carve's scheduler (deploy/components/scheduler)", podbinder.DescribeMetrics},
 		{"Each of these programs", ops.DescribeMetrics},
 	} {
 		page += "\n## " + program.name + "\n\n" + pagetest.Table([]string{"metric", "kind", "labels", "meaning"}, describe(program.describe))

@@ -54,16 +54,16 @@ const (
 	// LabelTemplateNode is on the nodes that the Cluster Autoscaler makes up, value "true".
 	LabelTemplateNode = "cluster-autoscaler.kubernetes.io/template-node"
 	// AnnotationHeldBack is on CSIStorageCapacity objects whose capacity is zero because
-	// creating volumes failed on the node, and has until when, RFC 3339. By it the other
-	// replicas know.
+	// creating volumes failed on the node, and has until when, RFC 3339. By it the next
+	// leader knows.
 	AnnotationHeldBack = Prefix + "held-back-until"
 	// ConditionVolumeMissing is the type of the condition of a claim whose volume
 	// its node does not have.
 	ConditionVolumeMissing = Prefix + "VolumeMissing"
 
 	// ParamPlacement is the StorageClass parameter that says which node immediate
-	// binding prefers, and the optional scheduler extender, of those that have
-	// free space: a policy of pkg/scheduler.
+	// binding and carve-scheduler prefer, of those that have free space: a policy of
+	// pkg/scheduler.
 	ParamPlacement = Prefix + "placement"
 
 	// AttributeSize is the volumeAttribute with the size, a quantity, of a volume

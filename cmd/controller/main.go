@@ -59,7 +59,6 @@ func newCommand() *cobra.Command {
 		SilenceErrors: true,
 	}
 	cmd.CompletionOptions.DisableDefaultCmd = true
-	cmd.AddCommand(newBindPodsCommand())
 	flagset := cmd.Flags()
 	flagset.StringVar(&f.kubeconfig, "kubeconfig", "", "file that says how to reach the API server; empty means the Pod's own service account")
 	flagset.StringVar(&f.Namespace, "namespace", names.Namespace, "namespace that Carve is installed in")
@@ -81,11 +80,6 @@ func newCommand() *cobra.Command {
 	flagset.StringVar(&f.TemplateLabel, "template-label", "node.kubernetes.io/instance-type", "label of nodes by whose values the Cluster Autoscaler's nodes are of one kind; what an empty one has is published for it; empty publishes nothing")
 	flagset.StringVar(&f.CSISocket, "csi-socket", "", "unix socket on which the CSI Controller service is served, for conformance suites and other drivers of CSI; empty serves none")
 	flagset.StringSliceVar(&f.Disable, "disable", nil, "parts of the controller that standard CSI sidecars do instead, over --csi-socket, separated by commas: "+strings.Join(controller.Parts(), ", "))
-	flagset.StringVar(&f.ExtenderListen, "extender-listen", "", "address on which kube-scheduler may ask which nodes can take all of a Pod's volumes (HTTPS); empty serves none")
-	flagset.StringVar(&f.ExtenderFiles.Certificate, "extender-cert-file", "", "certificate for --extender-listen (PEM), read at every handshake")
-	flagset.StringVar(&f.ExtenderFiles.Key, "extender-key-file", "", "key of --extender-cert-file (PEM)")
-	flagset.StringVar(&f.ExtenderFiles.ClientCA, "extender-client-ca-file", "", "CA that must have signed kube-scheduler's certificate (PEM); empty: every client may ask")
-	flagset.BoolVar(&f.ExtenderChecksCapacity, "extender-checks-capacity", false, "have the extender compare claims with published capacity, which kube-scheduler does not do where storageCapacity of the CSIDriver is false")
 	logs := logging.AddFlags(flagset)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		log, err := logs.Logger(os.Stderr)

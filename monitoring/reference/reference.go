@@ -30,11 +30,11 @@ type Metric struct {
 }
 
 var (
-	heading = regexp.MustCompile(`^## (lvmd|The node plugin|The controller|The binder)`)
+	heading = regexp.MustCompile(`^## (lvmd|The node plugin|The controller)`)
 	row     = regexp.MustCompile("^\\| `(\\w+)` \\| (counter|gauge|histogram) \\| ([\\w, ]*) \\|")
 )
 
-var containers = map[string]string{"lvmd": "lvmd", "The node plugin": "node", "The controller": "controller", "The binder": "binder"}
+var containers = map[string]string{"lvmd": "lvmd", "The node plugin": "node", "The controller": "controller"}
 
 // Read returns the metrics by name; one that several programs have is there once for each.
 func Read(page string) (map[string][]Metric, error) {

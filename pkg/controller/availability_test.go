@@ -18,7 +18,6 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
-	"github.com/carve-csi/carve/pkg/scheduler"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -66,8 +65,8 @@ func TestANodeThatIsAwayHasNoCapacityUntilItIsBack(t *testing.T) {
 	if n := len(h.c.core.available.HeldBack(cluster.CauseAway)); n != 1 {
 		t.Errorf("%v nodes are held back because they are away", n)
 	}
-	if err := h.c.core.ledger.Fit("n1", []scheduler.Demand{{Claim: "c", Volume: "pvc-c", Bytes: mib}}); err == nil {
-		t.Error("the extender would choose it")
+	if free, ok := h.c.core.ledger.FreeSpace("n1", ""); !ok || free.Available != 0 {
+		t.Errorf("the controller would place on it: %+v", free)
 	}
 	h.attach(node, "n1")
 	waittest.Until(t, "n1 is published again", h.capacityIs("n1", gib))
@@ -223,37 +222,6 @@ func TestImmediateBindingAvoidsNodesThatAreHeldBack(t *testing.T) {
 	}
 }
 
-func TestAStandbyKnowsWhatTheLeaderHoldsBack(t *testing.T) {
-	h := newHarness(t, backoff(time.Hour))
-	node := h.node("n1", gib)
-	h.class("carve", nil)
-	failing := failCreates(node, codes.Unavailable, names.ReasonDeviceMissing)
-	h.run()
-	// It watches, and never leads.
-	standby := newHarnessOn(t, h.client)
-	ctx, cancel := context.WithCancel(t.Context())
-	standby.c.all.Start(ctx.Done())
-	standby.c.own.Start(ctx.Done())
-	t.Cleanup(func() {
-		cancel()
-		standby.c.all.Shutdown()
-		standby.c.own.Shutdown()
-		standby.c.core.Fleet.Close()
-		standby.net.Close()
-	})
-	standby.attach(lvmdfake.New("n1", lvmdfake.Class{Name: "local", Default: true, Bytes: gib}), "n1")
-	fits := func() bool {
-		return standby.c.core.ledger.Fit("n1", []scheduler.Demand{{Claim: "x", Volume: "pvc-x", Bytes: mib}}) == nil
-	}
-	waittest.Until(t, "the standby has n1's report", fits)
-	h.claim("c", "n1", nil)
-	waittest.Until(t, "the standby holds n1 back", func() bool { return !fits() })
-	failing.Store(false)
-	h.claim("d", "n1", nil)
-	waittest.Until(t, "claim is bound", h.bound("d"))
-	waittest.Until(t, "the standby offers n1 again", fits)
-}
-
 func TestTheNextLeaderKnowsWhatIsHeldBack(t *testing.T) {
 	before := newHarness(t, backoff(time.Hour))
 	node := before.node("n1", gib)
@@ -275,6 +243,20 @@ func TestTheNextLeaderKnowsWhatIsHeldBack(t *testing.T) {
 	}
 	if free, ok := h.c.core.ledger.FreeSpace("n1", "local"); !ok || free.Available != 0 {
 		t.Errorf("it would place on n1: %+v", free)
+	}
+}
+
+func TestLeadingAgainForgetsHoldsThatAreOver(t *testing.T) {
+	h := newHarness(t, backoff(time.Hour))
+	h.node("n1", gib)
+	h.class("carve", nil)
+	h.run()
+	waittest.Until(t, "the controller sees that n1 is published", func() bool { return len(cluster.List(h.c.core.Capacities)) == 1 })
+	h.stop()
+	h.c.core.available.Failed("n1", "local", time.Now(), true) // while it led, and another leader ended it
+	h.c.adoptHolds()
+	if until := h.c.core.available.HeldUntil("n1", "local"); !until.IsZero() {
+		t.Errorf("n1 is held back until %v, want not at all", until)
 	}
 }
 

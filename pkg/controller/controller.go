@@ -30,7 +30,6 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/trust"
 	"github.com/carve-csi/carve/pkg/fleet"
 	"github.com/carve-csi/carve/pkg/scheduler"
-	"github.com/carve-csi/carve/pkg/scheduler/extender"
 	"github.com/carve-csi/carve/pkg/uplink"
 )
 
@@ -74,13 +73,6 @@ type Options struct {
 	// NodeConditions makes the leader keep a condition of each device class on its Node. It needs the
 	// right to patch nodes/status.
 	NodeConditions bool
-	// ExtenderListen is the address on which the scheduler may ask, empty for
-	// none; ExtenderFiles are the key pair, and the clients that may ask.
-	ExtenderListen string
-	ExtenderFiles  extender.Files
-	// ExtenderChecksCapacity has it compare claims with published capacity, too, which the scheduler does not do
-	// where the CSIDriver's storageCapacity is false.
-	ExtenderChecksCapacity bool
 	// CSISocket is the path of the unix socket on which the CSI Controller
 	// service is served, empty for none.
 	CSISocket string
@@ -143,8 +135,6 @@ func New(o Options) (*Controller, error) {
 		return nil, errors.New("no service account for the nodes")
 	case o.OrphanGrace < audit.LeastOrphanGrace:
 		return nil, fmt.Errorf("--orphan-grace: %v is too short, at least %v are needed: a PersistentVolume is written after its volume is made", o.OrphanGrace, audit.LeastOrphanGrace)
-	case o.ExtenderListen != "" && (o.ExtenderFiles.Certificate == "" || o.ExtenderFiles.Key == ""):
-		return nil, errors.New("no certificate and key to serve the scheduler with: --extender-listen needs --extender-cert-file and --extender-key-file")
 	}
 	if err := o.checkParts(); err != nil {
 		return nil, err
@@ -174,9 +164,6 @@ func New(o Options) (*Controller, error) {
 		func() float64 { return float64(c.core.Fleet.Refused()) },
 		func() float64 { return float64(c.core.ledger.Reservations()) },
 		c.heldBack)
-	if err := c.followHolds(); err != nil {
-		return nil, err
-	}
 	if c.core.owner, err = capacity.NewOwner(o.Client, o.Namespace, o.CapacityOwner); err != nil {
 		return nil, err
 	}
@@ -226,9 +213,6 @@ func (c *Controller) Run(ctx context.Context) error {
 		}
 		return c.lead(ctx)
 	})
-	if c.o.ExtenderListen != "" {
-		group.Go(func() error { return c.serveExtender(ctx) })
-	}
 	group.Go(func() error { c.forgetGoneNodes(ctx); return nil })
 	return group.Wait()
 }
@@ -384,7 +368,7 @@ func (c *Controller) forgetNodes(ctx context.Context) {
 	if a := c.acting.Load(); a != nil {
 		a.publisher.RemoveRetired()
 	}
-	c.freeChanged(c.core.ledger.Expire()) // A provisioner looks more often.
+	c.core.ledger.Expire() // A replica that led has reservations left.
 	c.core.Losses.Agentless.Retain(c.core.Now(), func(node string) bool {
 		_, err := c.core.NodeLister.Get(node)
 		return err == nil

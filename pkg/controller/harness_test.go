@@ -358,3 +358,7 @@ func (h *harness) leader() *acting {
 func newAuditor(c *core, remove bool, grace time.Duration, busy func(string) bool) *audit.Auditor {
 	return audit.New(c.Cluster, audit.Options{RemoveOrphans: remove, Grace: grace, Since: c.Now(), Busy: busy, Metrics: c.metrics.audit})
 }
+
+func claimVolume(name string) v1.Volume {
+	return v1.Volume{Name: name, VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: name}}}
+}

@@ -31,23 +31,11 @@ func (c *Controller) availabilityChanged(node string) {
 	}
 }
 
-// followHolds has a replica that does not lead take over which nodes the leader holds
-// back, for its extender, and for the time when it leads.
-func (c *Controller) followHolds() error {
-	_, err := cluster.Watch(cluster.OnChange(c.core.Capacities, func(object *storagev1.CSIStorageCapacity) {
-		if c.acting.Load() == nil {
-			c.core.adoptHold(object)
-		}
-	}, nil))
-	return err
-}
-
-// adoptHolds takes over what the leader before held back.
+// adoptHolds takes over what the leader before held back. What this replica held back when it led earlier
+// no longer counts.
 func (c *Controller) adoptHolds() {
 	for _, object := range cluster.List(c.core.Capacities) {
-		if object.Annotations[names.AnnotationHeldBack] != "" {
-			c.core.adoptHold(object)
-		}
+		c.core.adoptHold(object)
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
-	"github.com/carve-csi/carve/pkg/connlimit"
 	"github.com/carve-csi/carve/pkg/controller/audit"
 	"github.com/carve-csi/carve/pkg/controller/capacity"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
@@ -32,10 +31,6 @@ type metrics struct {
 	made, answered *csimetrics.Operations
 	// uplinkRejections are by reason.
 	uplinkRejections *prometheus.CounterVec
-	// extenderRejections are by reason.
-	extenderRejections *prometheus.CounterVec
-	// extenderSeconds is by verb and HTTP code.
-	extenderSeconds *prometheus.HistogramVec
 }
 
 // DescribeMetrics sends the descriptions of all of the controller's metrics, for the
@@ -75,10 +70,6 @@ func newMetrics(registerer prometheus.Registerer, connected, refused, reservatio
 		pin:       pin.NewMetrics(registerer),
 		made:      csimetrics.NewSidecar(registerer),
 		answered:  csimetrics.NewPlugin(registerer),
-		extenderSeconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: ns, Subsystem: sub, Name: "extender_seconds",
-			Help: "Duration of answers to kube-scheduler (--extender-listen), by verb and HTTP code.", Buckets: prometheus.ExponentialBuckets(.0005, 4, 8)}, []string{"verb", "code"}),
-		extenderRejections: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "extender_rejections_total",
-			Help: "Connections to the server for kube-scheduler that were closed at once, by reason: address, network (a /64 of IPv6) and total (too many at once of one, or in all). The log has the addresses."}, []string{"reason"}),
 		uplinkRejections: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "uplink_rejections_total",
 			Help: "Connections to the uplink that were rejected, by reason: address, network (a /64 of IPv6) and total (too many handshakes at once of one, or in all), " +
 				"handshake (it failed), credentials (refused, or they could not be checked). The log has the addresses."}, []string{"reason"}),
@@ -90,10 +81,7 @@ func newMetrics(registerer prometheus.Registerer, connected, refused, reservatio
 	for _, reason := range uplink.RejectReasons {
 		m.uplinkRejections.WithLabelValues(reason)
 	}
-	for _, reason := range connlimit.ReasonNames() {
-		m.extenderRejections.WithLabelValues(reason)
-	}
-	registerer.MustRegister(m.uplinkRejections, m.extenderRejections, m.extenderSeconds, m.leading, m.uninformed,
+	registerer.MustRegister(m.uplinkRejections, m.leading, m.uninformed,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "connected_nodes",
 			Help: "Nodes with an uplink to this replica."}, connected),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: "refused_nodes",

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
@@ -14,7 +13,6 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/clientfake"
 	"github.com/carve-csi/carve/pkg/controller/provision"
 	"github.com/carve-csi/carve/pkg/must"
-	"github.com/carve-csi/carve/pkg/scheduler"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -76,29 +74,6 @@ func TestWithoutProvisioningClaimsAndVolumesAreLeftToASidecar(t *testing.T) {
 	if h.volumes() != 1 || len(node.Volumes()) != 1 || h.getClaim("c").Spec.VolumeName != "" {
 		t.Errorf("%d volumes, on the node %v, claim %+v", h.volumes(), node.Volumes(), h.getClaim("c"))
 	}
-}
-
-// The extender's reservations are in the ledger by which capacity is published.
-func TestWithoutProvisioningTheEndOfAReservationIsPublished(t *testing.T) {
-	h := newHarness(t, without(PartProvisioning))
-	h.node("n1", gib)
-	h.class("carve", nil)
-	h.run()
-	h.leader()
-	defer must.Get(h.c.shadowReservations())(t)()
-	waittest.Until(h.t, "n1 is published", h.capacityIs("n1", gib))
-	h.claim("c", "n1", nil)
-	waittest.Until(h.t, "the reservation is published", h.capacityIs("n1", gib-100*mib))
-	h.deleteClaim("c")
-	waittest.Until(h.t, "its end is published", h.capacityIs("n1", gib))
-	reserve := func(deadline time.Time) {
-		h.c.freeChanged(h.c.core.ledger.Reserve(scheduler.Reservation{Claim: "uid", Volume: "pvc-uid", Node: "n1", Bytes: 100 * mib, Deadline: deadline}))
-	}
-	reserve(time.Now().Add(time.Hour))
-	waittest.Until(h.t, "another one is published", h.capacityIs("n1", gib-100*mib))
-	reserve(time.Now().Add(-time.Hour))
-	h.c.forgetNodes(t.Context())
-	waittest.Until(h.t, "that it lapsed is published", h.capacityIs("n1", gib))
 }
 
 func TestWithoutCapacityWhatWasPublishedIsTakenBack(t *testing.T) {

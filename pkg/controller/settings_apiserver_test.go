@@ -23,17 +23,6 @@ import (
 // sectors than the blocks that its StorageClass asks for, while the other node is full, and then has
 // space. That counts against the claim alone.
 func TestTheSchedulerLeavesANodeWhoseDisksCannotHaveAFileSystem(t *testing.T) {
-	leaveForAFileSystem(t, "", func(w *world, o Options, changes ...harnessOption) { actOn(t, w, o, changes...) })
-}
-
-// TestAnExtendedSchedulerLeavesANodeWhoseDisksCannotHaveAFileSystem asks the extender, which does not
-// know about file systems, only about nodes that have capacity.
-func TestAnExtendedSchedulerLeavesANodeWhoseDisksCannotHaveAFileSystem(t *testing.T) {
-	leaveForAFileSystem(t, extended, func(w *world, o Options, changes ...harnessOption) { actExtended(t, w, o, changes...) })
-}
-
-func leaveForAFileSystem(t *testing.T, scheduler string, act func(*world, Options, ...harnessOption)) {
-	t.Helper()
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)
 	w.namespace = ours
@@ -49,7 +38,7 @@ func leaveForAFileSystem(t *testing.T, scheduler string, act func(*world, Option
 		return nil
 	}})
 	w.nodes["n2"].Resize("local", 8*mib)
-	act(w, Options{Client: asController(t), Namespace: ours}, backoff(time.Hour))
+	actOn(t, w, Options{Client: asController(t), Namespace: ours}, backoff(time.Hour))
 	published := func(node, class string, bytes int64) func() bool {
 		name := capacity.Key{Node: node, Class: class}.ObjectName()
 		return func() bool {
@@ -59,7 +48,6 @@ func leaveForAFileSystem(t *testing.T, scheduler string, act func(*world, Option
 	}
 	waittest.Until(t, "both nodes are published", func() bool { return published("n1", class, gib)() && published("n2", class, 8*mib)() })
 	spec, _ := scheduledPod(true)
-	spec.SchedulerName = scheduler
 	spec.Volumes[0].Ephemeral.VolumeClaimTemplate.Spec.StorageClassName = &class
 	w.runPodOf(t, "user", spec)
 	waittest.Until(t, "n1 has nothing for the class", published("n1", class, 0))

@@ -81,8 +81,7 @@ func (p *placements) most(node string) int {
 }
 
 // TestAPodWhoseClaimsDoNotFitTogetherComesToAnotherNode has the real scheduler
-// place two claims one by one, without the extender: it chooses the node where not both
-// fit once, and not again.
+// place two claims one by one: it chooses the node where not both fit once, and not again.
 func TestAPodWhoseClaimsDoNotFitTogetherComesToAnotherNode(t *testing.T) {
 	t.Run("claims that come with the Pod", func(t *testing.T) { testClaimsThatDoNotFitTogether(t, "pair", true) })
 	t.Run("claims made by hand", func(t *testing.T) { testClaimsThatDoNotFitTogether(t, "twins", false) })

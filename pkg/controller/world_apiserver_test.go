@@ -215,3 +215,27 @@ func startOn(t *testing.T, w *world, o Options, changes ...harnessOption) (c *Co
 		net.Close()
 	}
 }
+
+// placedBy makes a Pod with an ephemeral volume, and returns the node that a scheduler
+// brings it to. The Pod goes with the test.
+func (w *world) placedBy(t *testing.T, scheduler, name, class string) string {
+	t.Helper()
+	spec, _ := scheduledPod(true)
+	spec.SchedulerName = scheduler
+	spec.Volumes[0].Ephemeral.VolumeClaimTemplate.Spec.StorageClassName = &class
+	pods := w.client.CoreV1().Pods(w.namespace)
+	waittest.Until(t, "the Pod is taken", func() bool { // once the namespace has its service account
+		_, err := pods.Create(t.Context(), &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{})
+		return err == nil
+	})
+	t.Cleanup(func() { _ = pods.Delete(context.Background(), name, metav1.DeleteOptions{}) })
+	var node string
+	waittest.Until(t, "the Pod has a node", func() bool {
+		pod, err := pods.Get(t.Context(), name, metav1.GetOptions{})
+		if err == nil {
+			node = pod.Spec.NodeName
+		}
+		return node != ""
+	})
+	return node
+}

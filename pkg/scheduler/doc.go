@@ -17,8 +17,6 @@
 // reservation or in the report, never as both and never as neither; without
 // reservations free space is exactly what the node reported.
 //
-// The package extender below it lets kube-scheduler ask.
-//
 // Callers: pkg/controller feeds reports from pkg/fleet and reservations from
 // claims, and publishes what is free. lvmd's own admission decides in the end.
 package scheduler

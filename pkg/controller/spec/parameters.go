@@ -33,7 +33,7 @@ func Parameters() []Parameter {
 			"Whether generic ephemeral volumes keep their node: `movable` ones let [an autoscaler remove it](../how-to/autoscaling.md#let-pods-with-ephemeral-volumes-move). " +
 				"`WaitForFirstConsumer` and `Delete` only."},
 		{names.ParamPlacement, inCode(policies...), policies[0],
-			"Which node is preferred, with `volumeBindingMode: Immediate` or [the scheduler extender](../how-to/scheduler.md)."},
+			"Which node is preferred, with `volumeBindingMode: Immediate` or [carve-scheduler](../how-to/scheduler.md)."},
 		{names.ParamClaims, inCode(names.ClaimsEphemeral, names.ClaimsAny), names.ClaimsAny + "; with the profile `scratch` " + names.ClaimsEphemeral,
 			"Which claims get volumes: [generic ephemeral volumes](../how-to/filesystems.md#a-class-for-ephemeral-volumes-only), or any."},
 		{names.ParamEncryption, inCode(names.EncryptionEphemeral, names.EncryptionLUKS), "not encrypted",
