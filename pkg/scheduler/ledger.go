@@ -139,9 +139,9 @@ type Ledger struct {
 	// lapsed are nodes whose free space grew because reservations were found to be
 	// past their deadline, and that Expire has yet to return.
 	lapsed map[string]struct{}
-	// held says why nothing new is to be placed on a node, by node and device class;
+	// held has the device classes in which nothing new is to be placed, by node;
 	// an empty class stands for all of the node.
-	held map[string]map[string]string
+	held map[string]map[string]struct{}
 }
 
 // node is what is known of one node. It exists while there is a report or a
@@ -167,7 +167,7 @@ type entry struct {
 
 // NewLedger makes an empty ledger that asks now for the time.
 func NewLedger(now func() time.Time) *Ledger {
-	return &Ledger{now: now, nodes: map[string]*node{}, claims: map[string]*entry{}, lapsed: map[string]struct{}{}, held: map[string]map[string]string{}}
+	return &Ledger{now: now, nodes: map[string]*node{}, claims: map[string]*entry{}, lapsed: map[string]struct{}{}, held: map[string]map[string]struct{}{}}
 }
 
 // Report replaces what is known of a node and, in the same instant, ends the
@@ -210,16 +210,16 @@ func (l *Ledger) Forget(name string) {
 }
 
 // Hold makes a device class of a node, or with an empty class all of the node, seem
-// full to new placements, until it is called with an empty why. What is reserved
-// there stays reserved. A node may be held that has not reported.
-func (l *Ledger) Hold(name, class, why string) {
+// full to new placements, until it is called with false. What is reserved there stays
+// reserved. A node may be held that has not reported.
+func (l *Ledger) Hold(name, class string, held bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if why != "" {
+	if held {
 		if l.held[name] == nil {
-			l.held[name] = map[string]string{}
+			l.held[name] = map[string]struct{}{}
 		}
-		l.held[name][class] = why
+		l.held[name][class] = struct{}{}
 		return
 	}
 	if delete(l.held[name], class); len(l.held[name]) == 0 {
@@ -227,13 +227,12 @@ func (l *Ledger) Hold(name, class, why string) {
 	}
 }
 
-// holds returns why nothing is to be placed in a class of a node, or "". The caller
+// holds reports whether nothing is to be placed in a class of a node. The caller
 // holds l.mu.
-func (l *Ledger) holds(name, class string) string {
-	if why := l.held[name][""]; why != "" {
-		return why
-	}
-	return l.held[name][class]
+func (l *Ledger) holds(name, class string) bool {
+	_, whole := l.held[name][""]
+	_, held := l.held[name][class]
+	return whole || held
 }
 
 // Reserve makes, renews, resizes or moves the reservation of a claim. Where
@@ -330,10 +329,15 @@ func (l *Ledger) ReservedOn(name string) []Reservation {
 
 // FreeSpace is what a class of a node may reserve, and false when the node did
 // not report or does not have the class. An empty class is the default one.
-func (l *Ledger) FreeSpace(node, class string) (FreeSpace, bool) {
+func (l *Ledger) FreeSpace(name, class string) (FreeSpace, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.freeSpace(node, class)
+	n := l.nodes[name]
+	if n == nil {
+		return FreeSpace{}, false
+	}
+	c, ok := l.candidate(name, n, class)
+	return c.FreeSpace, ok
 }
 
 // Candidates returns the nodes that have the class and at least so many bytes free for one volume, with
@@ -350,15 +354,6 @@ func (l *Ledger) Candidates(class string, least int64) []Candidate {
 	return out
 }
 
-func (l *Ledger) freeSpace(name, class string) (FreeSpace, bool) {
-	n := l.nodes[name]
-	if n == nil {
-		return FreeSpace{}, false
-	}
-	c, ok := l.candidate(name, n, class)
-	return c.FreeSpace, ok
-}
-
 // candidate returns a node as one of those that have the class, or false. The caller holds l.mu.
 func (l *Ledger) candidate(name string, n *node, class string) (Candidate, bool) {
 	if !n.reported {
@@ -373,7 +368,7 @@ func (l *Ledger) candidate(name string, n *node, class string) (Candidate, bool)
 	if s := n.reserved[c.Group]; s != nil {
 		taken = s.saturated()
 	}
-	free, held := c.freeSpace(taken), l.holds(name, c.Name) != ""
+	free, held := c.freeSpace(taken), l.holds(name, c.Name)
 	if held {
 		free.Available, free.MaximumVolume = 0, 0
 	}

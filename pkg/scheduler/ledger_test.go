@@ -1,7 +1,6 @@
 package scheduler
 
 import (
-	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -206,34 +205,27 @@ func TestWhatIsHeldSeemsFullToNewPlacements(t *testing.T) {
 	l.Report("n1", NodeReport{Classes: []ClassReport{
 		{Name: "fast", Default: true, Group: "a", Total: 100, Available: 100, MaximumVolume: 100},
 		{Name: "slow", Group: "b", Total: 100, Available: 100, MaximumVolume: 100},
-	}, Volumes: map[string]struct{}{"made": {}}})
-	l.Reserve(Reservation{Claim: "chose", Volume: "v", Node: "n1", Bytes: 10, Deadline: time.Now().Add(time.Hour)})
+	}})
 	free := func(class string) int64 { r, _ := l.FreeSpace("n1", class); return r.Available + r.MaximumVolume }
-	fits := func(claim, volume, class string) error {
-		return l.Fit("n1", []Demand{{Claim: claim, Volume: volume, Class: class, Bytes: 10}})
-	}
+	fits := func(class string) error { return l.Fit("n1", []Demand{{Class: class, Bytes: 10}}) }
 	check := func(what string, fast, slow bool) {
 		t.Helper()
-		if (free("") > 0) != fast || (free("slow") > 0) != slow || (fits("new", "w", "") == nil) != fast || (fits("new", "w", "slow") == nil) != slow {
-			t.Errorf("%s: free space %d and %d, fits %v and %v", what, free(""), free("slow"), fits("new", "w", ""), fits("new", "w", "slow"))
+		if (free("") > 0) != fast || (free("slow") > 0) != slow || (fits("") == nil) != fast || (fits("slow") == nil) != slow {
+			t.Errorf("%s: free space %d and %d, fits %v and %v", what, free(""), free("slow"), fits(""), fits("slow"))
 		}
-		if err := errors.Join(fits("chose", "v", ""), fits("", "made", ""), l.FitAlone("n1", []Demand{{Claim: "new", Bytes: 10}})); err != nil {
-			t.Errorf("%s: what is there already does not fit: %v", what, err)
+		if err := l.FitAlone("n1", []Demand{{Bytes: 10}}); err != nil {
+			t.Errorf("%s: does not fit alone: %v", what, err)
 		}
 		if c := l.Candidates("", 0); len(c) != 1 || c[0].Held == fast {
 			t.Errorf("%s: candidates %+v", what, c)
 		}
 	}
 	check("at first", true, true)
-	l.Hold("n1", "fast", "it fails")
+	l.Hold("n1", "fast", true)
 	check("with one class held", false, true)
-	var held *HeldError
-	if err := fits("new", "w", ""); !errors.As(err, &held) || held.Class != "fast" || held.Why != "it fails" {
-		t.Errorf("refused with %v", err)
-	}
-	l.Hold("n1", "", "it is away")
-	l.Hold("n1", "fast", "")
+	l.Hold("n1", "", true)
+	l.Hold("n1", "fast", false)
 	check("with the node held", false, false)
-	l.Hold("n1", "", "")
+	l.Hold("n1", "", false)
 	check("when nothing is held any more", true, true)
 }

@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -38,8 +37,8 @@ const (
 
 // Availability decides where capacity is held back, so that the scheduler does not
 // choose a node that cannot provision: all of a node whose agent is away, and a device
-// class of a node in which creates fail. What is held back is published as zero, and is
-// as good as full to the scheduler extender, to immediate binding and to GetCapacity.
+// class of a node in which creates fail. What is held back is published as zero, and
+// seems full to immediate binding and to GetCapacity.
 //
 // A node is offered again as soon as it reports, a class for one attempt when its time
 // is over, and for good when a create succeeds there. All methods may be called
@@ -67,11 +66,11 @@ type Availability struct {
 	disruption disruption
 }
 
-// Ledger is what Availability uses of *scheduler.Ledger. Hold makes a class seem full, or not any
-// more where why is empty. It is called with Availability locked, so that the ledger learns of holds and of
-// their ends in the order in which they were decided; it takes no lock but its own.
+// Ledger is what Availability uses of *scheduler.Ledger. Hold makes a class seem full, or no longer. It is
+// called with Availability locked, so that the ledger learns of holds and of their ends in the order in
+// which they were decided; it takes no lock but its own.
 type Ledger interface {
-	Hold(node, class, why string)
+	Hold(node, class string, held bool)
 }
 
 // NewAvailability makes a view in which every node can provision.
@@ -141,7 +140,7 @@ func (a *Availability) NoteConnected(node string) {
 		v = a.judge()
 	}
 	if was == held {
-		a.ledger.Hold(node, "", "")
+		a.ledger.Hold(node, "", false)
 	}
 	a.mu.Unlock()
 	a.act(v)
@@ -196,7 +195,7 @@ func (a *Availability) endGrace(node string, since time.Time) {
 		return
 	}
 	a.become(s, held)
-	a.ledger.Hold(node, "", fmt.Sprintf("its agent has not been connected to the carve controller for %s", a.Grace))
+	a.ledger.Hold(node, "", true)
 	a.mu.Unlock()
 	a.log.Warn("node is not connected, its capacity is held back", "node", node, "after", a.Grace)
 	a.changed(node)
@@ -219,9 +218,9 @@ func (a *Availability) Forget(node string) {
 	}
 	a.counts[s.presence]--
 	delete(a.nodes, node)
-	a.ledger.Hold(node, "", "")
+	a.ledger.Hold(node, "", false)
 	for class := range s.classes {
-		a.ledger.Hold(node, class, "")
+		a.ledger.Hold(node, class, false)
 	}
 }
 
@@ -264,7 +263,7 @@ func (a *Availability) countFailure(node, class string, began time.Time, definit
 // holdUntil holds a class back for so long. The caller holds a.mu.
 func (a *Availability) holdUntil(node, class string, f *failing, until time.Time, length time.Duration) {
 	f.held, f.until = true, until
-	a.ledger.Hold(node, class, "creating volumes failed there; it is tried again after "+until.UTC().Format(time.RFC3339))
+	a.ledger.Hold(node, class, true)
 	time.AfterFunc(length, func() { a.endHold(node, class, until) })
 }
 
@@ -275,7 +274,7 @@ func (a *Availability) endHold(node, class string, until time.Time) {
 	over := s != nil && s.classes[class] != nil && s.classes[class].held && s.classes[class].until.Equal(until)
 	if over {
 		s.classes[class].held, s.classes[class].over = false, a.now()
-		a.ledger.Hold(node, class, "")
+		a.ledger.Hold(node, class, false)
 	}
 	a.mu.Unlock()
 	if over {
@@ -298,7 +297,7 @@ func (a *Availability) Succeeded(node, class string) bool {
 		return false
 	}
 	if f.held {
-		a.ledger.Hold(node, class, "")
+		a.ledger.Hold(node, class, false)
 	}
 	a.mu.Unlock()
 	if f.held {
@@ -326,7 +325,7 @@ func (a *Availability) Adopt(node, class string, until time.Time) {
 	if left <= 0 {
 		if s := a.nodes[node]; s != nil && s.classes[class] != nil {
 			delete(s.classes, class)
-			a.ledger.Hold(node, class, "")
+			a.ledger.Hold(node, class, false)
 		}
 		return
 	}

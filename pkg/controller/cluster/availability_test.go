@@ -42,12 +42,12 @@ func TestTheEndOfAnEarlierGraceHoldsNothingBack(t *testing.T) {
 	}
 }
 
-// holds are why classes are held back, by "node/class".
-type holds map[string]string
+// holds are the classes that are held back, as "node/class".
+type holds map[string]bool
 
-func (h holds) Hold(node, class, why string) {
-	if delete(h, node+"/"+class); why != "" {
-		h[node+"/"+class] = why
+func (h holds) Hold(node, class string, held bool) {
+	if delete(h, node+"/"+class); held {
+		h[node+"/"+class] = true
 	}
 }
 
@@ -74,7 +74,7 @@ func TestFailuresInARowHoldAClassBackForLongerEachTime(t *testing.T) {
 		}
 	}
 	for _, want := range []time.Duration{time.Hour, 2 * time.Hour, 4 * time.Hour, 5 * time.Hour, 5 * time.Hour} {
-		if d := fail(); d != want || held["n1/fast"] == "" {
+		if d := fail(); d != want || !held["n1/fast"] {
 			t.Fatalf("held back for %v (%v), want %v", d, held, want)
 		}
 		sent := now
@@ -98,7 +98,7 @@ func TestFailuresInARowHoldAClassBackForLongerEachTime(t *testing.T) {
 	if d := a.Failed("n1", "fast", now, true); d != time.Hour {
 		t.Fatalf("a definite one holds it back for %v", d)
 	}
-	if a.Failed("n1", "slow", now, false) != 0 || held["n1/slow"] != "" {
+	if a.Failed("n1", "slow", now, false) != 0 || held["n1/slow"] {
 		t.Error("the failures count against another class")
 	}
 }
@@ -109,13 +109,13 @@ func TestFailuresCountAgainAfterAHoldThatAFastClockSaid(t *testing.T) {
 	a, held := newTestAvailability()
 	until := a.now().Add(100 * time.Hour)
 	a.Adopt("n1", "fast", until)
-	if d := a.Failed("n1", "fast", a.now(), true); d != 0 || held["n1/fast"] == "" {
+	if d := a.Failed("n1", "fast", a.now(), true); d != 0 || !held["n1/fast"] {
 		t.Fatalf("while it is held back, it is for %v more (%v)", d, held)
 	}
 	now := a.now().Add(a.Most)
 	a.now = func() time.Time { return now }
 	a.endHold("n1", "fast", until)
-	if d := a.Failed("n1", "fast", now, true); d == 0 || held["n1/fast"] == "" {
+	if d := a.Failed("n1", "fast", now, true); d == 0 || !held["n1/fast"] {
 		t.Errorf("a definite failure holds it back for %v (%v)", d, held)
 	}
 }

@@ -59,10 +59,10 @@ func newFleetOf() *fleetOf {
 }
 
 // Hold notes what is held back.
-func (f *fleetOf) Hold(node, class, why string) {
+func (f *fleetOf) Hold(node, class string, held bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.held.Hold(node, class, why)
+	f.held.Hold(node, class, held)
 }
 
 // each calls note with nodes of these numbers, one per pause.

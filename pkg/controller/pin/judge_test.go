@@ -78,7 +78,7 @@ func TestJudge(t *testing.T) {
 				l.Reserve(scheduler.Reservation{Claim: "x", Volume: "pvc-x", Node: "b", Bytes: 6, Deadline: time.Now().Add(time.Hour)})
 			}},
 		"the other node is held back": {free: map[string]int64{"b": 9}, want: map[string][]string{"a": {"a4"}}, candidates: []candidate{on("a", all, 4)},
-			change: func(l *scheduler.Ledger) { l.Hold("b", "", "its agent is away") }},
+			change: func(l *scheduler.Ledger) { l.Hold("b", "", true) }},
 		"the other node has not the class": {free: map[string]int64{"b": 9}, want: map[string][]string{"a": {"a4"}},
 			candidates: []candidate{on("a", all, 4).with(func(c *candidate) { c.pods["0"].demands[0].Class = "fast" })}},
 	} {

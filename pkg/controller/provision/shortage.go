@@ -104,7 +104,7 @@ func (l placer) shortageOf(pod *v1.Pod, view *fleet.View) *shortage {
 		if _, has := view.Class(r.DeviceClass); !has {
 			continue // it is rescheduled by itself
 		}
-		demands = append(demands, spec.Demand(sibling, r))
+		demands = append(demands, scheduler.Demand{Claim: string(sibling.UID), Class: r.DeviceClass, Bytes: r.Footprint()})
 		together = append(together, sibling.Name)
 	}
 	var short *scheduler.ShortError

@@ -9,7 +9,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/component-helpers/storage/volume"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
@@ -220,14 +219,4 @@ func (r Request) CreateVolume(claim *v1.PersistentVolumeClaim, clusterID string)
 		ask.Profile, ask.FsSettings = string(fs.Profile), fs.settings.Map()
 	}
 	return ask
-}
-
-// Demand returns what a claim that asks for r takes of a node. A claim that does not exist yet
-// has no UID.
-func Demand(claim *v1.PersistentVolumeClaim, r Request) scheduler.Demand {
-	d := scheduler.Demand{Class: r.DeviceClass, Bytes: r.Footprint(), Policy: r.Placement, StorageClass: volume.GetPersistentVolumeClaimClass(claim), Size: r.Bytes}
-	if claim.UID != "" {
-		d.Claim, d.Volume = string(claim.UID), VolumeName(claim)
-	}
-	return d
 }
