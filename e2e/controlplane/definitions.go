@@ -52,7 +52,7 @@ func (c *ControlPlane) definitions() map[string]definition {
 			health:    managerURL + "/healthz",
 		},
 		kube.Scheduler: {
-			arguments: c.schedulerArguments(),
+			arguments: c.clientArguments(schedulerConfig),
 			health:    schedulerURL + "/readyz",
 		},
 		kube.Proxy: {

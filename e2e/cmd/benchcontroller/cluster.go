@@ -43,7 +43,7 @@ const (
 // programs are what is built once and run in every cluster.
 type programs struct {
 	root, kubernetes, controller, fakefleet string
-	scheduler                               string // kube-scheduler with the plugin, if it was asked for
+	scheduler                               string // carve-scheduler, if it was asked for
 }
 
 func build(ctx context.Context, scheduler string, progress io.Writer) (*programs, func(), error) {
@@ -62,9 +62,13 @@ func build(ctx context.Context, scheduler string, progress io.Writer) (*programs
 		{root, "./cmd/controller", p.controller},
 		{root, "./pkg/fleet/fakefleet", p.fakefleet},
 	}
-	if scheduler == withPlugin {
-		p.scheduler = filepath.Join(dir, "kube-scheduler")
-		wanted = append(wanted, struct{ dir, pkg, output string }{filepath.Join(root, "pkg/scheduler/plugin"), "./kube-scheduler", p.scheduler})
+	switch scheduler {
+	case "":
+	case carveScheduler:
+		p.scheduler = filepath.Join(dir, "carve-scheduler")
+		wanted = append(wanted, struct{ dir, pkg, output string }{filepath.Join(root, "pkg/scheduler/plugin"), "./carve-scheduler", p.scheduler})
+	default:
+		err = fmt.Errorf("-scheduler: got %q, want %q or nothing", scheduler, carveScheduler)
 	}
 	for _, program := range wanted {
 		if err == nil {
@@ -88,7 +92,7 @@ type clusterOptions struct {
 	nodeBytes  int64
 	createTime time.Duration
 	clientRate int    // of Kubernetes' own controllers; 0 for their defaults
-	scheduler  string // withExtender, withPlugin, or empty for kube-scheduler alone
+	scheduler  string // carveScheduler, or empty for kube-scheduler
 	packed     bool
 	replicas   int // of the controller; 0 for one
 	classes    int // StorageClasses, and device classes of every node; 0 for one
@@ -174,9 +178,6 @@ func (c *cluster) install(ctx context.Context) error {
 	if err := os.WriteFile(filepath.Join(c.dir, "metrics-token"), []byte(metricsToken), 0o600); err != nil {
 		return fmt.Errorf("write the metrics token: %w", err)
 	}
-	if err := c.writeExtenderFiles(); err != nil {
-		return err
-	}
 	for replica := range max(1, c.replicas) {
 		if err := c.startReplica(ctx, replica); err != nil {
 			return err
@@ -256,9 +257,9 @@ func (c *cluster) startReplica(ctx context.Context, replica int) error {
 			return fmt.Errorf("wait for the end of replica %d: %w", replica, ctx.Err())
 		}
 	}
-	process, err := c.start(fmt.Sprintf("controller-%d", replica), c.programs.controller, append(c.extenderArguments(replica),
+	process, err := c.start(fmt.Sprintf("controller-%d", replica), c.programs.controller,
 		"--kubeconfig", c.kubeconfig, "--uplink-listen", uplinkAddress(replica), "--uplink-host", uplinkHost,
-		"--ops-listen", opsAddress(replica), "--metrics-token-file", filepath.Join(c.dir, "metrics-token"), "--log-level", "warn")...)
+		"--ops-listen", opsAddress(replica), "--metrics-token-file", filepath.Join(c.dir, "metrics-token"), "--log-level", "warn")
 	c.controllers[replica] = process
 	return err
 }

@@ -84,7 +84,7 @@ func main() {
 	flag.Float64Var(&p.churnRate, "churn-rate", 10, "Pods per second that come and, twenty seconds later, go")
 	flag.DurationVar(&p.churnTime, "churn", 10*time.Minute, "for how long they do; with -scale, 0 leaves it out")
 	flag.BoolVar(&p.churnOnly, "churn-only", false, "measure nothing else")
-	flag.StringVar(&p.scheduler, "scheduler", "", `what gives Pods their nodes: kube-scheduler alone, with the "extender", which compares capacity for it, or with the "plugin"`)
+	flag.StringVar(&p.scheduler, "scheduler", "", `what gives Pods their nodes: "carve-scheduler", or kube-scheduler if empty`)
 	flag.Func("scale", "measure only how the controller scales, with that many `nodes`, separated by commas", numbers(&p.scale.nodes))
 	p.scale.bursts = []int{100}
 	flag.Func("scale-bursts", "`Pods` at once there, separated by commas", numbers(&p.scale.bursts))

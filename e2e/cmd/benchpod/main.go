@@ -1,5 +1,5 @@
 // Command benchpod measures, on a real cluster and in one run, how long Pods take from creation to Running: with
-// an emptyDir, with a Carve volume, and with one and the second scheduler; one by one and in bursts. It relates what
+// an emptyDir, and with a Carve volume by kube-scheduler and by carve-scheduler; one by one and in bursts. It relates what
 // a volume takes to lvcreate, mkfs and mount by hand. It prints a Markdown table.
 package main
 
@@ -90,7 +90,7 @@ func (o options) run(ctx context.Context) (err error) {
 	return nil
 }
 
-// install installs Carve with the second scheduler, and starts a Pod of each kind, which does not count: it
+// install installs Carve with carve-scheduler, and starts a Pod of each kind, which does not count: it
 // brings pages and caches in.
 func install(ctx context.Context, client *carve.Client) error {
 	root, err := checkout.Root()

@@ -32,8 +32,8 @@ type kind struct {
 
 var kinds = []kind{
 	{name: "emptyDir"},
-	{name: "Carve", volume: true},
-	{name: "Carve, `schedulerName: carve`", volume: true, scheduler: "carve"},
+	{name: "Carve, kube-scheduler", volume: true},
+	{name: "Carve, carve-scheduler", volume: true, scheduler: "carve"},
 	{name: "by hand", byHand: true},
 }
 

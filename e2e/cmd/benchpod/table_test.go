@@ -36,8 +36,8 @@ func TestTheTableShowsRatiosToEmptyDir(t *testing.T) {
 	all.print(&out)
 	for _, want := range []string{
 		"| 2, 2 | emptyDir | 500ms | 1s (1.00) | 2s (1.00) |  |  |  |  | 1.0 (1.00) | 500ms |",
-		"| 2, 1 | Carve | 1.5s | 3s (3.00) | 5s (2.50) | 1s | 1m0s | 1s | 33s (1.10) | 0.3 (0.33) | 1.5s |",
-		"| 2, 1 | Carve, `schedulerName: carve` | 1s | 2s (2.00) | 2s (1.00) |  |  |  |  | 0.5 (0.50) | 1s |",
+		"| 2, 1 | Carve, kube-scheduler | 1.5s | 3s (3.00) | 5s (2.50) | 1s | 1m0s | 1s | 33s (1.10) | 0.3 (0.33) | 1.5s |",
+		"| 2, 1 | Carve, carve-scheduler | 1s | 2s (2.00) | 2s (1.00) |  |  |  |  | 0.5 (0.50) | 1s |",
 		"| 2, 1 | by hand |  |  |  |  |  |  | 30s (1.00) |  |  |",
 	} {
 		if !strings.Contains(out.String(), want) {
