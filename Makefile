@@ -146,9 +146,9 @@ test-apiserver: ## Tests of the controller against a real API server and schedul
 	  $(GO) test -tags apiserver -c -o bin/tests/$$(basename $$package) ./$$package || exit 1; \
 	done
 	cd release && $(GO) test -tags apiserver -c -o ../bin/tests/chart ./chart
-	$(if $(KUBERNETES),,cd pkg/scheduler/plugin && $(GO) build -o $(CURDIR)/bin/tests/ ./kube-scheduler ./autoscaler)
-	@export SCHEDULER_WITH_PLUGIN=$(CURDIR)/bin/tests/kube-scheduler AUTOSCALER=$(CURDIR)/bin/tests/autoscaler; cd e2e && failed=0; for package in $(APISERVER_TESTS) release/chart; do \
-	  names=$$(sed -n 's/^func \(Test[A-Za-z0-9]*\)(.*/\1/p' ../$$package/*_apiserver_test.go | grep -vx TestMain | grep -vE '^TestKarpenter$(if $(KUBERNETES),|WithThePlugin|TheAutoscaler)' | grep -E '$(RUN)' | paste -s -d '|'); \
+	$(if $(KUBERNETES),,cd pkg/scheduler/plugin && $(GO) build -o $(CURDIR)/bin/tests/ ./carve-scheduler ./autoscaler)
+	@export CARVE_SCHEDULER=$(CURDIR)/bin/tests/carve-scheduler AUTOSCALER=$(CURDIR)/bin/tests/autoscaler; cd e2e && failed=0; for package in $(APISERVER_TESTS) release/chart; do \
+	  names=$$(sed -n 's/^func \(Test[A-Za-z0-9]*\)(.*/\1/p' ../$$package/*_apiserver_test.go | grep -vx TestMain | grep -vE '^TestKarpenter$(if $(KUBERNETES),|CarveScheduler|TheAutoscaler)' | grep -E '$(RUN)' | paste -s -d '|'); \
 	  [ -n "$$names" ] || continue; \
 	  $(GO) run ./cmd/controlplane $(if $(KUBERNETES),--kubernetes v$(KUBERNETES)) env --chdir=../$$package $(CURDIR)/bin/tests/$$(basename $$package) \
 	    -test.v -test.timeout 15m -test.run "^($$names)$$" || failed=1; \
@@ -160,6 +160,15 @@ test-karpenter: ## Karpenter against a real API server and scheduler, with nodes
 	$(GO) test -tags apiserver -c -o bin/tests/controller ./pkg/controller
 	cd e2e && KARPENTER=$(CURDIR)/bin/tests/karpenter $(GO) run ./cmd/controlplane env --chdir=../pkg/controller $(CURDIR)/bin/tests/controller \
 	  -test.v -test.timeout 15m -test.run '$(or $(RUN),^TestKarpenter)'
+
+# The minor versions of Kubernetes for which carve-scheduler has a module file, but for the newest one.
+OLDER_SCHEDULERS := $(patsubst pkg/scheduler/plugin/go-%.mod,%,$(wildcard pkg/scheduler/plugin/go-*.mod))
+
+.PHONY: test-scheduler
+test-scheduler: ## Tests of the scheduler's plugin with older versions of Kubernetes; part of soak
+	@failed=0; cd pkg/scheduler/plugin; for minor in $(OLDER_SCHEDULERS); do \
+	  $(GO) vet -modfile=go-$$minor.mod . ./carve-scheduler && $(GO) test -modfile=go-$$minor.mod $(VERBOSE) $(CHOSEN) . || failed=1; \
+	done; exit $$failed
 
 # The last patch of each older version of Kubernetes that Carve runs on.
 OLDER     := 1.33.13 1.34.4 1.35.4 1.36.3
@@ -214,7 +223,7 @@ SCHEDULES ?= 20
 SEED      ?= $(shell date +%s)
 
 .PHONY: soak
-soak: test-systemd test-pmem test-old-kernel test-arm64 test-upgrade test-prometheus test-kubelet-directory test-karpenter test-kubernetes ## What takes long: many power cuts, lvmd and LVM killed everywhere, random machines, lvmd under systemd, a cluster's random scenario (ROUNDS=n SCHEDULES=n SEED=n)
+soak: test-systemd test-pmem test-old-kernel test-arm64 test-upgrade test-prometheus test-kubelet-directory test-karpenter test-kubernetes test-scheduler ## What takes long: many power cuts, lvmd and LVM killed everywhere, random machines, lvmd under systemd, a cluster's random scenario (ROUNDS=n SCHEDULES=n SEED=n)
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 6h -v ./powercut -args -rounds $(ROUNDS)
 	cd e2e && $(GO) run ./cmd/vmtest -timeout 8h -with lvmd -env CARVE_SOAK=1 -run 'Killed|RandomMachines|NoGeneration|RealFreeSpace' ../pkg/lvmd ../pkg/lvm
 	cd e2e && $(GO) run ./cmd/vmtest -timeout 8h -with lvmd,node -env CARVE_SOAK=1 -run 'IsKilled' ../pkg/driver

@@ -11,7 +11,7 @@
 // At the extension point preBind alone it only waits, and VolumeBinding does the rest.
 //
 // It is a module of its own, because Kubernetes is no library: k8s.io/kubernetes and what it is built of must have one
-// version, which the module that builds the scheduler chooses. Command kube-scheduler below is an example.
+// version, which the module that builds the scheduler chooses. Command carve-scheduler below is one.
 package plugin
 
 import (

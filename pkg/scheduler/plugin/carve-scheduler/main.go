@@ -1,5 +1,4 @@
-// Command kube-scheduler is Kubernetes' scheduler with Carve's plugin: an example to begin with, and what the plugin's
-// tests run.
+// Command carve-scheduler is kube-scheduler with Carve's plugin, for Pods with `schedulerName: carve`.
 package main
 
 import (
