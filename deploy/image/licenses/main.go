@@ -23,12 +23,13 @@ import (
 func main() {
 	platform := flag.String("os", runtime.GOOS, "operating system of the programs")
 	architecture := flag.String("arch", runtime.GOARCH, "architecture of the programs")
+	modfile := flag.String("modfile", "", "file in the place of go.mod")
 	flag.Parse()
 	if flag.NArg() < 2 {
-		fmt.Fprintln(os.Stderr, "usage: licenses [-os OS] [-arch ARCH] FOLDER PACKAGE...")
+		fmt.Fprintln(os.Stderr, "usage: licenses [-os OS] [-arch ARCH] [-modfile FILE] FOLDER PACKAGE...")
 		os.Exit(2)
 	}
-	packages, err := list(*platform, *architecture, flag.Args()[1:])
+	packages, err := list(".", *modfile, *platform, *architecture, flag.Args()[1:])
 	var ofGo string
 	if err == nil {
 		ofGo, err = findGo()
@@ -48,12 +49,14 @@ type linked struct {
 	Module *struct {
 		Path, Version, Dir string
 		Main               bool
+		Replace            *struct{ Path, Version string }
 	}
 }
 
-// list returns the packages that programs are linked of.
-func list(platform, architecture string, programs []string) ([]linked, error) {
-	output, err := run("CGO_ENABLED=0 GOOS="+platform+" GOARCH="+architecture, append([]string{"list", "-deps", "-json=Dir,Module"}, programs...)...)
+// list returns the packages that programs, named relative to the folder dir, are linked of.
+func list(dir, modfile, platform, architecture string, programs []string) ([]linked, error) {
+	output, err := run(dir, "CGO_ENABLED=0 GOOS="+platform+" GOARCH="+architecture,
+		append([]string{"list", "-modfile=" + modfile, "-deps", "-json=Dir,Module"}, programs...)...)
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +74,7 @@ func list(platform, architecture string, programs []string) ([]linked, error) {
 
 // findGo returns the folder that has Go's licence.
 func findGo() (string, error) {
-	output, err := run("", "env", "GOROOT")
+	output, err := run(".", "", "env", "GOROOT")
 	return licenceOf(string(bytes.TrimSpace(output))), err
 }
 
@@ -84,9 +87,10 @@ func licenceOf(goroot string) string {
 	return goroot
 }
 
-// run runs go and returns what it prints.
-func run(variables string, arguments ...string) ([]byte, error) {
+// run runs go in a folder and returns what it prints.
+func run(dir, variables string, arguments ...string) ([]byte, error) {
 	command := exec.Command("go", arguments...)
+	command.Dir = dir
 	command.Env = append(append(os.Environ(), "GOWORK=off"), strings.Fields(variables)...)
 	command.Stderr = os.Stderr
 	output, err := command.Output()
@@ -96,15 +100,19 @@ func run(variables string, arguments ...string) ([]byte, error) {
 	return output, nil
 }
 
-// name is the folder of a package's licences. Those of the programs' own module lie beside the others.
+// name is the folder of a package's licences. Those of Carve's modules, which have folders of the source tree for
+// versions, lie beside the others.
 func (p linked) name() string {
-	switch {
-	case p.Module == nil:
+	switch m := p.Module; {
+	case m == nil:
 		return "go"
-	case p.Module.Main:
+	case m.Main, m.Replace != nil && m.Replace.Version == "":
 		return "."
+	case m.Replace != nil:
+		return m.Replace.Path + "@" + m.Replace.Version
+	default:
+		return m.Path + "@" + m.Version
 	}
-	return p.Module.Path + "@" + p.Module.Version
 }
 
 // A licence is to be passed on, and what it asks for: the NOTICE of Apache's, PATENTS of Go's.

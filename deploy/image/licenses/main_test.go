@@ -49,7 +49,15 @@ func of(path, dir, below string, main bool) (p linked) {
 	p.Module = &struct {
 		Path, Version, Dir string
 		Main               bool
-	}{path, "v1.2.3", dir, main}
+		Replace            *struct{ Path, Version string }
+	}{Path: path, Version: "v1.2.3", Dir: dir, Main: main}
+	return p
+}
+
+// replaced is of for a module that another one replaces, in a version, or, without one, in a folder.
+func replaced(dir, by, version string) linked {
+	p := of("example.com/replaced", dir, ".", false)
+	p.Module.Replace = &struct{ Path, Version string }{by, version}
 	return p
 }
 
@@ -72,6 +80,22 @@ func TestLicencesOfAllThatIsLinkedAreCopied(t *testing.T) {
 	}
 	if text, err := os.ReadFile(filepath.Join(output, want[3])); err != nil || string(text) != "used/third_party/LICENCE" {
 		t.Errorf("%s: got %q, %v", want[3], text, err)
+	}
+}
+
+// TestReplacedModuleLicencesAreCopied is laid out as carve-scheduler's module, which has its licence from Carve's.
+func TestReplacedModuleLicencesAreCopied(t *testing.T) {
+	carve := write(t, "LICENSE", "plugin/main.go")
+	packages := []linked{
+		of("example.com/carve/plugin", carve, "plugin", true), replaced(carve, "..", ""), replaced(write(t, "COPYING"), "example.com/fork", "v4.5.6"),
+	}
+	packages[0].Module.Dir = packages[0].Dir
+	output := t.TempDir()
+	if err := copyAll(packages, write(t, "LICENSE"), output); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := files(t, output), []string{"LICENSE", "example.com/fork@v4.5.6/COPYING"}; !slices.Equal(got, want) {
+		t.Errorf("licences: got %q, want %q", got, want)
 	}
 }
 
@@ -112,21 +136,31 @@ func TestTheLicencesOfCarvesProgramsAreFound(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, test := range []struct {
-		platform, architecture string
-		programs               []string
-	}{
-		{"linux", "amd64", []string{root + "/cmd/lvmd", root + "/cmd/node", root + "/cmd/controller"}},
-		{"linux", "arm64", []string{root + "/cmd/lvmd", root + "/cmd/node", root + "/cmd/controller"}},
-		{"darwin", "arm64", []string{root + "/cmd/kubectl-carve"}},
-	} {
-		packages, err := list(test.platform, test.architecture, test.programs)
+	type release struct {
+		dir, modfile, platform, architecture string
+		programs                             []string
+	}
+	image := []string{"./cmd/lvmd", "./cmd/node", "./cmd/controller"}
+	tests := []release{
+		{root, "", "linux", "amd64", image}, {root, "", "linux", "arm64", image},
+		{root, "", "darwin", "arm64", []string{"./cmd/kubectl-carve"}},
+	}
+	scheduler := filepath.Join(root, "pkg/scheduler/plugin")
+	modfiles, err := filepath.Glob(filepath.Join(scheduler, "go*.mod"))
+	if err != nil || len(modfiles) == 0 {
+		t.Fatalf("modules of the scheduler: got %q, %v", modfiles, err)
+	}
+	for _, modfile := range modfiles {
+		tests = append(tests, release{scheduler, filepath.Base(modfile), "linux", "arm64", []string{"./carve-scheduler"}})
+	}
+	for _, test := range tests {
+		packages, err := list(test.dir, test.modfile, test.platform, test.architecture, test.programs)
 		if err != nil {
 			t.Fatal(err)
 		}
 		output := t.TempDir()
 		if err := copyAll(packages, ofGo, output); err != nil {
-			t.Errorf("%s/%s: %v", test.platform, test.architecture, err)
+			t.Errorf("%+v: %v", test, err)
 			continue
 		}
 		own, err := os.ReadFile(filepath.Join(root, "LICENSE"))
@@ -134,10 +168,10 @@ func TestTheLicencesOfCarvesProgramsAreFound(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got, err := os.ReadFile(filepath.Join(output, "LICENSE")); err != nil || !bytes.Equal(got, own) {
-			t.Errorf("Carve's licence: got %q, %v", got, err)
+			t.Errorf("%+v: Carve's licence: got %q, %v", test, got, err)
 		}
 		if count := len(files(t, output)); count < 50 {
-			t.Errorf("%s/%s: %d files", test.platform, test.architecture, count)
+			t.Errorf("%+v: got %d files, want 50 or more", test, count)
 		}
 	}
 }
