@@ -73,14 +73,14 @@ func (c *Client) LoadImages(ctx context.Context, progress io.Writer) error {
 	return nil
 }
 
-// LoadScheduler loads the image that deploy/components/scheduler asks for into every node.
+// LoadScheduler builds carve-scheduler's image from this tree, and loads it into every node.
 func (c *Client) LoadScheduler(ctx context.Context, progress io.Writer) error {
 	path, err := image.Scheduler(ctx, image.Options{Progress: progress})
 	if err != nil {
-		return fmt.Errorf("build the scheduler's image: %w", err)
+		return fmt.Errorf("build carve-scheduler's image: %w", err)
 	}
 	if err := c.Cluster.LoadImage(ctx, path); err != nil {
-		return fmt.Errorf("load the scheduler's image: %w", err)
+		return fmt.Errorf("load carve-scheduler's image: %w", err)
 	}
 	return nil
 }

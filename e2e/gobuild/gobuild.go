@@ -35,6 +35,8 @@ type Program struct {
 	Package string
 	// Import is the import path of a main package that the module only names in its go.mod, in place of Package.
 	Import string
+	// Modfile is a file in Dir in the place of go.mod; empty for go.mod. Cached knows no other.
+	Modfile string
 	// Tags are build tags.
 	Tags []string
 	// Also are further main packages of the module, relative to Dir, that Cached builds too.
@@ -136,7 +138,11 @@ func (p Program) arguments(output string) []string {
 	case p.Package != "":
 		main = "./" + p.Package
 	}
-	return []string{"build", "-trimpath", "-buildvcs=false", "-tags=" + strings.Join(p.Tags, ","), "-ldflags=" + strings.Join(flags, " "), "-o", output, main}
+	all := []string{"build", "-trimpath", "-buildvcs=false", "-tags=" + strings.Join(p.Tags, ","), "-ldflags=" + strings.Join(flags, " "), "-o", output}
+	if p.Modfile != "" {
+		all = append(all, "-modfile="+p.Modfile)
+	}
+	return append(all, main)
 }
 
 // report writes to progress that a build goes on until the returned function is called.

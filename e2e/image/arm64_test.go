@@ -4,6 +4,7 @@ package image
 
 import (
 	"archive/tar"
+	"context"
 	"errors"
 	"io"
 	"os"
@@ -17,6 +18,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
 	"github.com/carve-csi/carve/e2e/debian"
+	"github.com/carve-csi/carve/e2e/kube"
 )
 
 // emulator runs programs for arm64 on another processor.
@@ -25,22 +27,7 @@ const emulator = "qemu-aarch64-static"
 // TestTheImageForARM64Runs makes the image for arm64 and starts its programs under emulation:
 // Carve's, and those that they run, with the libraries of the image.
 func TestTheImageForARM64Runs(t *testing.T) {
-	if err := debian.Ensure(t.Context(), os.Stderr, "qemu-user-static"); err != nil {
-		t.Fatal(err)
-	}
-	archive, err := Carve(t.Context(), Options{Architecture: "arm64", Version: "v9.9.9", Output: filepath.Join(t.TempDir(), "image.tar"), Progress: os.Stderr})
-	if err != nil {
-		t.Fatal(err)
-	}
-	image, err := tarball.ImageFromPath(archive, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if config, err := image.ConfigFile(); err != nil || config.Architecture != "arm64" {
-		t.Fatalf("configuration: got %+v, %v", config, err)
-	}
-	root := t.TempDir()
-	unpackImage(t, image, root)
+	root := imageForARM64(t, Carve)
 	for _, test := range []struct{ want, program string }{
 		{"v9.9.9", "usr/local/bin/carve-lvmd --version"},
 		{"v9.9.9", "usr/local/bin/carve-node --version"},
@@ -53,11 +40,43 @@ func TestTheImageForARM64Runs(t *testing.T) {
 		{"util-linux", "usr/bin/mount --version"},
 		{"thin_check", "usr/sbin/thin_check --help"},
 	} {
-		argv := strings.Fields(test.program)
-		command := exec.CommandContext(t.Context(), emulator, append([]string{"-L", root, filepath.Join(root, argv[0])}, argv[1:]...)...)
-		if output, err := command.CombinedOutput(); err != nil || !strings.Contains(string(output), test.want) {
-			t.Errorf("%s: want %q, got %v\n%s", test.program, test.want, err, output)
-		}
+		wantPrinted(t, root, test.program, test.want)
+	}
+}
+
+func TestSchedulerForARM64Runs(t *testing.T) {
+	wantPrinted(t, imageForARM64(t, Scheduler), "usr/local/bin/carve-scheduler --version", kube.Version)
+}
+
+// imageForARM64 makes an image and returns the folder with its contents.
+func imageForARM64(t *testing.T, make func(context.Context, Options) (string, error)) (root string) {
+	t.Helper()
+	if err := debian.Ensure(t.Context(), os.Stderr, "qemu-user-static"); err != nil {
+		t.Fatal(err)
+	}
+	archive, err := make(t.Context(), Options{Architecture: "arm64", Version: "v9.9.9", Output: filepath.Join(t.TempDir(), "image.tar"), Progress: os.Stderr})
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, err := tarball.ImageFromPath(archive, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if config, err := image.ConfigFile(); err != nil || config.Architecture != "arm64" {
+		t.Fatalf("configuration: got %+v, %v", config, err)
+	}
+	root = t.TempDir()
+	unpackImage(t, image, root)
+	return root
+}
+
+// wantPrinted checks what a program of an image prints under emulation.
+func wantPrinted(t *testing.T, root, program, want string) {
+	t.Helper()
+	argv := strings.Fields(program)
+	command := exec.CommandContext(t.Context(), emulator, append([]string{"-L", root, filepath.Join(root, argv[0])}, argv[1:]...)...)
+	if output, err := command.CombinedOutput(); err != nil || !strings.Contains(string(output), want) {
+		t.Errorf("%s: want %q, got %v\n%s", program, want, err, output)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,8 +24,13 @@ const CarveName = "carve.csi.local/carve:dev"
 // Dockerfile reads it too.
 const packageList = "deploy/image/packages.txt"
 
-// programs are Carve's commands. In the image they are called carve-NAME.
-var programs = []string{"lvmd", "node", "controller"}
+// carvePrograms returns the programs of Carve's image from the source tree root.
+func carvePrograms(root string) (programs []gobuild.Program) {
+	for _, name := range []string{"lvmd", "node", "controller"} {
+		programs = append(programs, gobuild.Program{Name: "carve-" + name, Dir: root, Package: "cmd/" + name})
+	}
+	return programs
+}
 
 // Carve makes Carve's image from the source tree and returns its path.
 func Carve(ctx context.Context, o Options) (string, error) {
@@ -47,7 +53,7 @@ func Carve(ctx context.Context, o Options) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	programLayer, err := carveLayer(ctx, root, orDefault(o.Architecture, amd64), orDefault(o.Version, version(ctx, root)))
+	programLayer, err := o.programLayer(ctx, root, carvePrograms(root))
 	if err != nil {
 		return "", err
 	}
@@ -58,28 +64,28 @@ func Carve(ctx context.Context, o Options) (string, error) {
 	}.write(output)
 }
 
-// carveLayer builds Carve's programs and returns the layer with them.
-func carveLayer(ctx context.Context, root, architecture, version string) (v1.Layer, error) {
+// programLayer builds programs of one module of the source tree root for o's architecture, with its version. It
+// returns the layer with them and their licences.
+func (o Options) programLayer(ctx context.Context, root string, programs []gobuild.Program) (v1.Layer, error) {
 	dir, err := os.MkdirTemp("", "carve-image-")
 	if err != nil {
 		return nil, fmt.Errorf("build Carve's programs: %w", err)
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	layer := make(tree)
-	for _, name := range programs {
-		built := filepath.Join(dir, name)
-		err := gobuild.Build(ctx, gobuild.Program{
-			Name: name, Dir: root, Package: "cmd/" + name, Architecture: architecture,
-			Variables: map[string]string{"main.version": version},
-		}, built)
-		if err != nil {
+	layer, architecture := make(tree), orDefault(o.Architecture, amd64)
+	for _, p := range programs {
+		variables := map[string]string{"main.version": orDefault(o.Version, version(ctx, root))}
+		maps.Copy(variables, p.Variables)
+		p.Architecture, p.Variables = architecture, variables
+		built := filepath.Join(dir, p.Name)
+		if err := gobuild.Build(ctx, p, built); err != nil {
 			return nil, err
 		}
-		if err := layer.add("usr/local/bin/carve-"+name, built, 0o755); err != nil {
+		if err := layer.add("usr/local/bin/"+p.Name, built, 0o755); err != nil {
 			return nil, err
 		}
 	}
-	if err := addLicences(ctx, layer, root, architecture, filepath.Join(dir, licences)); err != nil {
+	if err := addLicences(ctx, layer, filepath.Join(dir, licences), architecture, programs); err != nil {
 		return nil, err
 	}
 	return treeLayer(layer)
@@ -88,18 +94,20 @@ func carveLayer(ctx context.Context, root, architecture, version string) (v1.Lay
 // licences is the folder of an image with those of Carve's programs and of what they are linked of.
 const licences = "licenses"
 
-// addLicences adds the licences of the programs of a source tree to a layer, by way of the folder dir.
-func addLicences(ctx context.Context, layer tree, root, architecture, dir string) error {
+// addLicences adds the licences of programs of one module to a layer, by way of the folder dir.
+func addLicences(ctx context.Context, layer tree, dir, architecture string, programs []gobuild.Program) error {
 	own, err := checkout.Root() // An earlier tree has no command for it.
 	if err != nil {
 		return err
 	}
-	arguments := []string{"run", filepath.Join(own, "deploy/image/licenses/main.go"), "-os=linux", "-arch=" + architecture, dir}
-	for _, name := range programs {
-		arguments = append(arguments, "./cmd/"+name)
+	arguments := []string{
+		"run", filepath.Join(own, "deploy/image/licenses/main.go"), "-os=linux", "-arch=" + architecture, "-modfile=" + programs[0].Modfile, dir,
+	}
+	for _, p := range programs {
+		arguments = append(arguments, "./"+p.Package)
 	}
 	command := exec.CommandContext(ctx, "go", arguments...)
-	command.Dir = root
+	command.Dir = programs[0].Dir
 	command.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
 	if output, err := command.CombinedOutput(); err != nil {
 		return fmt.Errorf("copy the licences: %w\n%s", err, bytes.TrimSpace(output))

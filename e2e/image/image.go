@@ -23,14 +23,17 @@ type Options struct {
 	// Name is the image's name and tag. Each image has a default.
 	Name string
 	// Output is the file to write. By default it is one in the harness' cache, or,
-	// for Carve's image, bin/carve-image.tar in the source tree.
+	// for Carve's images, bin/carve-image.tar and bin/carve-scheduler-image.tar in the source tree.
 	Output string
 	// Version is what Carve's programs say that they are; by default what git says
 	// of the source tree.
 	Version string
-	// Architecture is what Carve's image is for, as Go calls it: amd64, which is the default,
+	// Architecture is what Carve's images are for, as Go calls it: amd64, which is the default,
 	// or arm64.
 	Architecture string
+	// Kubernetes is the minor version that carve-scheduler's image is for, by default that of the
+	// test clusters.
+	Kubernetes string
 	// Root is the source tree that Carve's image is made from, by default the one that the
 	// harness was started in.
 	Root string
@@ -50,6 +53,8 @@ type description struct {
 	layers []v1.Layer
 	// entrypoint may be empty: the Pod says what to run.
 	entrypoint []string
+	// user is whom the entrypoint runs as, UID:GID; empty for root.
+	user string
 	// architecture is as Go calls it; empty for amd64.
 	architecture string
 }
@@ -83,7 +88,7 @@ func (d description) image() (v1.Image, error) {
 		OS:           "linux",
 		Created:      v1.Time{Time: epoch},
 		RootFS:       v1.RootFS{Type: "layers"},
-		Config:       v1.Config{Env: []string{searchPath}, Entrypoint: d.entrypoint, WorkingDir: "/"},
+		Config:       v1.Config{Env: []string{searchPath}, Entrypoint: d.entrypoint, User: d.user, WorkingDir: "/"},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("make image %s: %w", d.name, err)

@@ -84,7 +84,7 @@ func TestTheSameImageHasTheSameDigestAndItsName(t *testing.T) {
 			t.Fatal(err)
 		}
 		output := filepath.Join(t.TempDir(), "image.tar")
-		d := description{name: WorkloadName, layers: []v1.Layer{layer}, entrypoint: []string{"/usr/bin/one"}}
+		d := description{name: WorkloadName, layers: []v1.Layer{layer}, entrypoint: []string{"/usr/bin/one"}, user: "65532:65532"}
 		if err := d.write(output); err != nil {
 			t.Fatal(err)
 		}
@@ -101,7 +101,7 @@ func TestTheSameImageHasTheSameDigestAndItsName(t *testing.T) {
 			t.Fatal(err)
 		}
 		config, err := image.ConfigFile()
-		if err != nil || !slices.Equal(config.Config.Entrypoint, []string{"/usr/bin/one"}) || config.Architecture != "amd64" {
+		if err != nil || !slices.Equal(config.Config.Entrypoint, []string{"/usr/bin/one"}) || config.Config.User != d.user || config.Architecture != "amd64" {
 			t.Errorf("configuration: got %+v, %v", config, err)
 		}
 		return digest
@@ -154,7 +154,7 @@ func TestTheImageHasTheLicencesOfItsPrograms(t *testing.T) {
 		t.Fatal(err)
 	}
 	layer := make(tree)
-	if err := addLicences(t.Context(), layer, root, "arm64", filepath.Join(t.TempDir(), "found")); err != nil {
+	if err := addLicences(t.Context(), layer, filepath.Join(t.TempDir(), "found"), "arm64", carvePrograms(root)); err != nil {
 		t.Fatal(err)
 	}
 	own, err := os.ReadFile(filepath.Join(root, "LICENSE"))
@@ -175,5 +175,20 @@ func TestTheImageHasTheLicencesOfItsPrograms(t *testing.T) {
 	}
 	if modules < 50 || !layer.has("licenses/go/LICENSE") {
 		t.Errorf("licences of %d modules; Go's %t", modules, layer.has("licenses/go/LICENSE"))
+	}
+}
+
+func TestSchedulerModuleIsChosenByMinorVersion(t *testing.T) {
+	dir := t.TempDir()
+	for name, version := range map[string]string{"go.mod": "v1.37.2", "go-1.36.mod": "v1.36.3", "go-1.34.mod": "v1.33.1"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("require (\n\tk8s.io/kubernetes "+version+"\n)\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for minor, want := range map[string]string{"1.37": "go.mod v1.37.2", "1.36": "go-1.36.mod v1.36.3", "1.35": "", "1.34": "", "1.3": "", "": ""} {
+		file, version, err := module(dir, minor)
+		if got := strings.TrimSpace(file + " " + version); got != want || (err == nil) != (want != "") {
+			t.Errorf("Kubernetes %q: got %q, %v, want %q", minor, got, err, want)
+		}
 	}
 }

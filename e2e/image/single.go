@@ -41,19 +41,6 @@ func CoreDNS(ctx context.Context, o Options) (string, error) {
 	return o.single(ctx, orDefault(o.Name, coredns.Image), "coredns", "coredns", program)
 }
 
-// SchedulerName is the default name of kube-scheduler's image: that which deploy/components/scheduler asks for.
-const SchedulerName = "registry.k8s.io/kube-scheduler:" + kube.Version
-
-// Scheduler makes an image of the cluster's kube-scheduler and returns its path.
-func Scheduler(ctx context.Context, o Options) (string, error) {
-	program, err := kube.Build(ctx, o.Progress)
-	if err != nil {
-		return "", err
-	}
-	// Under this name the multi-call binary is kube-scheduler.
-	return o.single(ctx, orDefault(o.Name, SchedulerName), kube.Scheduler, "usr/local/bin/"+kube.Scheduler, program)
-}
-
 // single makes an image of one static program, which it runs from the path.
 func (o Options) single(ctx context.Context, name, kind, path, program string) (string, error) {
 	return o.cached(ctx, kind, name, []string{program}, func() (description, error) {

@@ -65,7 +65,7 @@ func build(ctx context.Context, program string, progress io.Writer) (string, err
 		Name:      kubernetes,
 		Dir:       source,
 		Also:      []string{coreDNS},
-		Variables: variables(Version),
+		Variables: Variables(Version),
 	}, progress)
 	if err != nil {
 		return "", err
@@ -73,8 +73,8 @@ func build(ctx context.Context, program string, progress io.Writer) (string, err
 	return filepath.Join(programs, program), nil
 }
 
-// variables are what the linker sets for the programs to know their version.
-func variables(version string) map[string]string {
+// Variables are what the linker sets for Kubernetes' programs to know their version.
+func Variables(version string) map[string]string {
 	return map[string]string{
 		"k8s.io/component-base/version.gitVersion":   version,
 		"k8s.io/component-base/version.gitTreeState": "clean",

@@ -128,7 +128,7 @@ func buildVersion(ctx context.Context, version, etcd, output string) (err error)
 	if _, err := runGo(ctx, dir, "list", "-mod=mod", "-deps", "."); err != nil {
 		return err
 	}
-	return gobuild.Build(ctx, gobuild.Program{Name: kubernetes, Dir: dir, Variables: variables(version)}, output)
+	return gobuild.Build(ctx, gobuild.Program{Name: kubernetes, Dir: dir, Variables: Variables(version)}, output)
 }
 
 // moduleOf is the go.mod of the sources with a version of Kubernetes, whose own go.mod is
