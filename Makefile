@@ -56,7 +56,7 @@ image: ## Build the image into bin/carve-image.tar, a docker archive, without a 
 # The version that a release has: the newest in CHANGELOG.md.
 RELEASE    = $(shell sed -n 's/^## \(v[0-9][^ ]*\)$$/\1/p' CHANGELOG.md | head -n 1)
 
-# The architectures that a release has an image for.
+# The architectures that a release has images for.
 ARCHITECTURES := amd64 arm64
 
 .PHONY: release
@@ -65,10 +65,14 @@ release: ## Make a release in dist/, without a container engine: images, SBOM, c
 	@for arch in $(ARCHITECTURES); do \
 	  (cd e2e && $(GO) run ./cmd/image carve --arch $$arch --name registry.example.com/carve:$(RELEASE) --version $(RELEASE) --output ../dist/carve-image-$(RELEASE)-linux-$$arch.tar) || exit 1; \
 	done
+	@minors=$$(cd release && $(GO) run ./cmd/release minors) || exit 1; for minor in $$minors; do for arch in $(ARCHITECTURES); do \
+	  version=$(RELEASE)-k8s$$minor; \
+	  (cd e2e && $(GO) run ./cmd/image scheduler --kubernetes $$minor --arch $$arch --name registry.example.com/carve-scheduler:$$version --version $(RELEASE) --output ../dist/carve-scheduler-image-$$version-linux-$$arch.tar) || exit 1; \
+	done; done
 	cd release && $(GO) run ./cmd/release $(if $(KEY),--key $(abspath $(KEY)))
 
 .PHONY: push
-push: ## Push the images in dist/ into a registry as one, under NAME:VERSION, and the chart beside it under charts/ (REGISTRY=registry/name, KEY=file signs it)
+push: ## Push the images in dist/ into a registry, under NAME:VERSION and NAME-scheduler:VERSION-k8sMINOR, and the chart beside them under charts/ (REGISTRY=registry/name, KEY=file signs them)
 	cd release && $(GO) run ./cmd/release push $(REGISTRY) $(if $(KEY),--key $(abspath $(KEY)))
 
 # The tests that make the pages of docs/reference, or hold them against the code.
@@ -213,7 +217,7 @@ test-pmem: ## Memcached on a Kubernetes node with persistent memory, emulated wh
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 30m -v ./pmem
 
 .PHONY: test-arm64
-test-arm64: ## Make the image for arm64 and start its programs under emulation; part of soak
+test-arm64: ## Make the images for arm64 and start their programs under emulation; part of soak
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 30m -v -run ARM64 ./image
 
 # Rounds of power cuts in a soak, schedules of events of a cluster's random scenario, and what

@@ -1,5 +1,5 @@
-// Package dist makes what a release has beside the images of single architectures: one image
-// index of them, a list of what they are made of, the chart's package, plain manifests,
+// Package dist makes what a release has beside the images of single architectures: an image
+// index of each, lists of what they are made of, the chart's package, plain manifests,
 // kubectl-carve for several platforms, checksums of all, and a signature of them. The same
 // sources and images give the same bytes.
 package dist
@@ -45,7 +45,7 @@ var Platforms = []Platform{{"linux", "amd64"}, {"linux", "arm64"}, {"darwin", "a
 // Options say what to make.
 type Options struct {
 	// Root is the source tree, Dir the folder to write to. What is in it already is of the
-	// release: the images, which ImageArchive names.
+	// release: the archives of Images.
 	Root, Dir string
 	// Platforms are those of kubectl-carve.
 	Platforms []Platform
@@ -55,29 +55,46 @@ type Options struct {
 	Signer signature.Signer
 }
 
-// Architectures are those of the image.
+// Architectures are those of the images.
 var Architectures = []string{"amd64", "arm64"}
 
-// ImageArchive is the name of the image's archive for one architecture.
-func ImageArchive(v, architecture string) string {
-	return fmt.Sprintf("carve-image-%s-linux-%s.tar", v, architecture)
+// Image is one of a release's images: Carve's own, or carve-scheduler's for one minor version of Kubernetes.
+type Image struct {
+	// suffix follows the name of Carve's own image, tag is the image's in a registry.
+	suffix, tag string
 }
 
-// ChartArchive is the path of the chart's package in a release's folder.
-func ChartArchive(dir, v string) string {
-	return filepath.Join(dir, "carve-"+strings.TrimPrefix(v, "v")+".tgz")
+// Images returns a release's images, Carve's own first.
+func Images(root, v string) ([]Image, error) {
+	minors, err := version.Minors(root)
+	if err != nil {
+		return nil, err
+	}
+	images := []Image{{tag: v}}
+	for _, minor := range minors {
+		images = append(images, Image{suffix: "-scheduler", tag: v + "-k8s" + minor})
+	}
+	return images, nil
 }
 
-// ImageName is what the images of a release are called before they are pushed.
-const ImageName = "registry.example.com/carve"
+// Reference returns the image's name and tag, where Carve's own image has the given name.
+func (i Image) Reference(carve string) string { return carve + i.suffix + ":" + i.tag }
 
-// Images returns the index of the images in a release's folder, and their archives by
-// architecture. It is nil where there are none.
-func Images(dir, v string) (v1.ImageIndex, map[string]string, error) {
+// name returns what the names of the image's files begin with.
+func (i Image) name() string { return "carve" + i.suffix + "-image-" + i.tag }
+
+// Archive is the name of the image's archive for one architecture.
+func (i Image) Archive(architecture string) string {
+	return i.name() + "-linux-" + architecture + ".tar"
+}
+
+// Index returns the index of the image in a release's folder, and its archives by architecture. It is nil where
+// there are none.
+func (i Image) Index(dir string) (v1.ImageIndex, map[string]string, error) {
 	archives := map[string]string{}
 	var paths []string
 	for _, architecture := range Architectures {
-		path := filepath.Join(dir, ImageArchive(v, architecture))
+		path := filepath.Join(dir, i.Archive(architecture))
 		if _, err := os.Stat(path); err == nil {
 			archives[architecture], paths = path, append(paths, path)
 		}
@@ -88,6 +105,14 @@ func Images(dir, v string) (v1.ImageIndex, map[string]string, error) {
 	index, err := oci.Index(paths...)
 	return index, archives, err
 }
+
+// ChartArchive is the path of the chart's package in a release's folder.
+func ChartArchive(dir, v string) string {
+	return filepath.Join(dir, "carve-"+strings.TrimPrefix(v, "v")+".tgz")
+}
+
+// imageName is what Carve's own image of a release is called before it is pushed.
+const imageName = "registry.example.com/carve"
 
 // Make makes the release and returns its version.
 func Make(ctx context.Context, o Options) (string, error) {
@@ -136,26 +161,39 @@ func Make(ctx context.Context, o Options) (string, error) {
 	return v, nil
 }
 
-// images writes the index of the images, and the list of what each is made of.
+// images writes the index of each image, and the lists of what it is made of.
 func images(o Options, v string) error {
-	index, archives, err := Images(o.Dir, v)
+	all, err := Images(o.Root, v)
+	if err != nil {
+		return err
+	}
+	for _, image := range all {
+		if err := image.write(o, v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (i Image) write(o Options, v string) error {
+	index, archives, err := i.Index(o.Dir)
 	if err != nil || index == nil {
 		return err
 	}
-	if err := oci.Archive(index, ImageName+":"+v, filepath.Join(o.Dir, fmt.Sprintf("carve-image-%s-oci.tar", v)), o.At); err != nil {
+	if err := oci.Archive(index, i.Reference(imageName), filepath.Join(o.Dir, i.name()+"-oci.tar"), o.At); err != nil {
 		return err
 	}
-	for architecture, archive := range archives {
+	for _, archive := range archives {
 		image, err := oci.Image(archive)
 		if err != nil {
 			return err
 		}
+		name := strings.TrimSuffix(filepath.Base(archive), ".tar")
 		var list bytes.Buffer
-		if err := (sbom.Document{Version: v, Architecture: architecture, At: o.At}).Write(image, &list); err != nil {
+		if err := (sbom.Document{Name: name, Version: v, At: o.At}).Write(image, &list); err != nil {
 			return err
 		}
-		name := strings.TrimSuffix(ImageArchive(v, architecture), ".tar") + ".spdx.json"
-		if err := os.WriteFile(filepath.Join(o.Dir, name), list.Bytes(), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(o.Dir, name+".spdx.json"), list.Bytes(), 0o644); err != nil {
 			return fmt.Errorf("write the list of what the image is made of: %w", err)
 		}
 	}
@@ -278,7 +316,7 @@ var ErrNotWhole = errors.New("it is not a whole release; run make release")
 
 // Check checks that a folder holds the release of a version as Make left it: the checksums, which are
 // written last, are those of its files, and the images and the chart are among them.
-func Check(dir, v string) error {
+func Check(dir, v string, images []Image) error {
 	want, err := os.ReadFile(filepath.Join(dir, Checksums))
 	if err != nil {
 		return fmt.Errorf("%s: %w: %w", dir, ErrNotWhole, err)
@@ -293,8 +331,10 @@ func Check(dir, v string) error {
 		}
 	}
 	parts := []string{filepath.Base(ChartArchive(dir, v))}
-	for _, architecture := range Architectures {
-		parts = append(parts, ImageArchive(v, architecture))
+	for _, image := range images {
+		for _, architecture := range Architectures {
+			parts = append(parts, image.Archive(architecture))
+		}
 	}
 	for _, part := range parts {
 		if !bytes.Contains(want, []byte("  "+part+"\n")) {

@@ -50,8 +50,14 @@ func TestAReleaseIsWholeSignedAndReproducible(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, architecture := range Architectures {
-			ocitest.Write(t, filepath.Join(dir, ImageArchive(version, architecture)), architecture)
+		images, err := Images(root, version)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, image := range images {
+			for _, architecture := range Architectures {
+				ocitest.Write(t, filepath.Join(dir, image.Archive(architecture)), architecture)
+			}
 		}
 		signer, err := oci.Signer(encode(t, key), nil)
 		if err != nil {
@@ -123,8 +129,11 @@ func check(t *testing.T, dir, v string, public *ecdsa.PublicKey) {
 	}
 	plugin := "kubectl-carve-" + v + "-" + runtime.GOOS + "-" + runtime.GOARCH + ".tar.gz"
 	chartPackage := filepath.Base(ChartArchive(dir, v))
-	image := "carve-image-" + v
-	for _, want := range []string{image + "-linux-arm64.tar", image + "-oci.tar", image + "-linux-amd64.spdx.json", image + "-linux-arm64.spdx.json", "carve.yaml", "carve-thin.yaml", "carve-openshift.yaml", chartPackage, plugin} {
+	files := []string{"carve.yaml", "carve-thin.yaml", "carve-openshift.yaml", chartPackage, plugin}
+	for _, image := range imageNames(t, v) {
+		files = append(files, image+"-linux-amd64.tar", image+"-linux-arm64.tar", image+"-oci.tar", image+"-linux-amd64.spdx.json", image+"-linux-arm64.spdx.json")
+	}
+	for _, want := range files {
 		if !bytes.Contains(sums, []byte("  "+want+"\n")) {
 			t.Errorf("checksums: want %s, got\n%s", want, sums)
 		}
@@ -210,27 +219,51 @@ func checkPage(t *testing.T, text, v string) {
 	}
 }
 
-// checkLists checks that the list of each image is of the image that the index has for its
-// architecture.
-func checkLists(t *testing.T, dir, v string) {
+// imageNames returns what the names of the files of a release's images begin with.
+func imageNames(t *testing.T, v string) []string {
 	t.Helper()
-	index, _, err := Images(dir, v)
+	minors, err := version.Minors(root)
 	if err != nil {
 		t.Fatal(err)
 	}
-	manifest, err := index.IndexManifest()
-	if err != nil || len(manifest.Manifests) != len(Architectures) {
-		t.Fatalf("the index %+v, %v", manifest, err)
+	names := []string{"carve-image-" + v}
+	for _, minor := range minors {
+		names = append(names, "carve-scheduler-image-"+v+"-k8s"+minor)
 	}
-	for _, image := range manifest.Manifests {
-		architecture := image.Platform.Architecture
-		list, err := os.ReadFile(filepath.Join(dir, "carve-image-"+v+"-linux-"+architecture+".spdx.json"))
+	return names
+}
+
+// checkLists checks that each list is of the image that the index has for its architecture.
+func checkLists(t *testing.T, dir, v string) {
+	t.Helper()
+	images, err := Images(root, v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := imageNames(t, v)
+	if len(images) != len(names) {
+		t.Fatalf("images: got %+v, want those of %q", images, names)
+	}
+	for i, one := range images {
+		index, _, err := one.Index(dir)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, want := range []string{image.Digest.Hex, "carve-image-" + v + "-linux-" + architecture, "?arch=" + architecture} {
-			if !bytes.Contains(list, []byte(want)) {
-				t.Errorf("the list for %s does not have %s", architecture, want)
+		manifest, err := index.IndexManifest()
+		if err != nil || len(manifest.Manifests) != len(Architectures) {
+			t.Fatalf("index of %s: got %+v, %v", names[i], manifest, err)
+		}
+		for _, image := range manifest.Manifests {
+			architecture := image.Platform.Architecture
+			name := names[i] + "-linux-" + architecture
+			list, err := os.ReadFile(filepath.Join(dir, name+".spdx.json"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, want := range []string{image.Digest.Hex, `"` + name + `"`, "?arch=" + architecture} {
+				if !bytes.Contains(list, []byte(want)) {
+					t.Errorf("the list of %s does not have %s", name, want)
+				}
 			}
 		}
 	}

@@ -122,6 +122,9 @@ func modules(source io.Reader) ([]Component, error) {
 	}
 	found := []Component{{Name: "go", Version: info.GoVersion, PURL: "pkg:golang/stdlib@" + strings.TrimPrefix(info.GoVersion, "go"), folder: licenceFolder + "/go"}}
 	for _, module := range info.Deps {
+		if module.Path == carve { // The module of carve-scheduler is not Carve's own.
+			continue
+		}
 		if module.Replace != nil {
 			module = module.Replace
 		}
@@ -135,8 +138,8 @@ func modules(source io.Reader) ([]Component, error) {
 
 // Document is what to write.
 type Document struct {
-	// Version is the release's, Architecture the image's.
-	Version, Architecture string
+	// Name is the image's, without the suffix of its archive; Version is the release's.
+	Name, Version string
 	// At is when the document was made.
 	At time.Time
 }
@@ -152,15 +155,14 @@ func (d Document) Write(image v1.Image, output io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("sum up the image: %w", err)
 	}
-	name := fmt.Sprintf("carve-image-%s-linux-%s", d.Version, d.Architecture)
 	whole := &v2_3.Package{
-		PackageName: name, PackageSPDXIdentifier: "Package-image", PackageVersion: d.Version, PackageDownloadLocation: unknown,
+		PackageName: d.Name, PackageSPDXIdentifier: "Package-image", PackageVersion: d.Version, PackageDownloadLocation: unknown,
 		PackageLicenseConcluded: unknown, PackageLicenseDeclared: unknown, PackageCopyrightText: unknown,
 		PackageChecksums: []common.Checksum{{Algorithm: common.SHA256, Value: digest.Hex}},
 	}
 	document := &v2_3.Document{
-		SPDXVersion: v2_3.Version, DataLicense: v2_3.DataLicense, SPDXIdentifier: "DOCUMENT", DocumentName: name,
-		DocumentNamespace: fmt.Sprintf("https://github.com/carve-csi/carve/spdx/%s-%s", name, digest.Hex),
+		SPDXVersion: v2_3.Version, DataLicense: v2_3.DataLicense, SPDXIdentifier: "DOCUMENT", DocumentName: d.Name,
+		DocumentNamespace: fmt.Sprintf("https://github.com/carve-csi/carve/spdx/%s-%s", d.Name, digest.Hex),
 		CreationInfo: &v2_3.CreationInfo{
 			Created: d.At.UTC().Format(time.RFC3339), Creators: []common.Creator{{CreatorType: "Tool", Creator: "carve-release-" + d.Version}},
 		},

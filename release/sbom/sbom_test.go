@@ -29,7 +29,7 @@ func TestADocumentListsPackagesAndModulesAndIsTheSameTwice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := sbom.Document{Version: "v1", Architecture: "arm64", At: time.Unix(1_700_000_000, 0)}
+	d := sbom.Document{Name: "carve-image-v1-linux-arm64", Version: "v1", At: time.Unix(1_700_000_000, 0)}
 	var first, second bytes.Buffer
 	for _, output := range []*bytes.Buffer{&first, &second} {
 		if err := d.Write(image, output); err != nil {
@@ -124,7 +124,7 @@ func TestAnImageWithoutALicenceIsAnError(t *testing.T) {
 		"licenses/LICENSE": "github.com/carve-csi/carve", "licenses/go/LICENSE": "go",
 		"licenses/" + modules[0]: strings.Split(modules[0], "@")[0],
 	} {
-		err := sbom.Document{Version: "v1", Architecture: "arm64"}.Write(ocitest.Without(t, image, file), io.Discard)
+		err := sbom.Document{Name: "carve-image-v1-linux-arm64", Version: "v1"}.Write(ocitest.Without(t, image, file), io.Discard)
 		if !errors.Is(err, sbom.ErrNoLicence) || !strings.Contains(err.Error(), part+":") {
 			t.Errorf("an image without %s: want an error for %s, got %v", file, part, err)
 		}

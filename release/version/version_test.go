@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -38,9 +39,14 @@ func TestThereIsOneVersion(t *testing.T) {
 	if err != nil || len(documents) == 0 {
 		t.Fatalf("documents: got %d, %v", len(documents), err)
 	}
-	for _, name := range []string{"README.md", "deploy/image/Dockerfile", "deploy/components/scheduler/kustomization.yaml", "pkg/scheduler/plugin/go.mod"} {
+	for _, name := range []string{"README.md", "deploy/image/Dockerfile", "deploy/components/scheduler/kustomization.yaml"} {
 		documents = append(documents, filepath.Join(root, name))
 	}
+	modules, err := filepath.Glob(filepath.Join(root, "pkg/scheduler/plugin/go*.mod"))
+	if err != nil || len(modules) == 0 {
+		t.Fatalf("modules of the scheduler: got %d, %v", len(modules), err)
+	}
+	documents = append(documents, modules...)
 	for _, name := range documents {
 		text, err := os.ReadFile(name)
 		if err != nil {
@@ -50,7 +56,7 @@ func TestThereIsOneVersion(t *testing.T) {
 	}
 	for name, text := range files {
 		found := named.FindAllStringSubmatch(text, -1)
-		if name == "kustomize's objects" && len(found) != 3 || name == filepath.Join(root, "docs/get-started/install.md") && len(found) < 5 || strings.HasSuffix(name, "go.mod") && len(found) != 1 {
+		if name == "kustomize's objects" && len(found) != 3 || name == filepath.Join(root, "docs/get-started/install.md") && len(found) < 5 || strings.HasSuffix(name, ".mod") && len(found) != 1 {
 			t.Errorf("%s: versions are missing in %q", name, found)
 		}
 		for _, match := range found {
@@ -64,7 +70,26 @@ func TestThereIsOneVersion(t *testing.T) {
 // named is where the version is in what users type and apply: images in registries, their archives,
 // an image's tag for kustomize, an argument of Docker's, what kustomize reads from Git, and the module that the
 // scheduler's plugin requires.
-var named = regexp.MustCompile(`registry\.[\w./-]+carve:([\w.+-]*\w)|carve-image-(v\S+?)-linux|/carve\n +newTag: (\S+)|VERSION=(v\S+)|\?ref=(\S+)|carve-csi/carve (v\S+)`)
+var named = regexp.MustCompile(`registry\.[\w./-]+carve:([\w.+-]*\w)|carve-image-(v\S+?)-linux|/carve\n +newTag: (\S+)|carve-scheduler(?::|\n +newTag: |, newTag: )(v\S+)-k8s|VERSION=(v\S+)|\?ref=(\S+)|carve-csi/carve (v\S+)`)
+
+// TestMinorsAreThoseOfTheSchedulerModules compares them with the names of the modules' files, which choose what is built.
+func TestMinorsAreThoseOfTheSchedulerModules(t *testing.T) {
+	minors, err := Minors(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var files []string
+	for _, minor := range minors[:len(minors)-1] {
+		files = append(files, filepath.Join(root, "pkg/scheduler/plugin/go-"+minor+".mod"))
+	}
+	want, err := filepath.Glob(filepath.Join(root, "pkg/scheduler/plugin/go-*.mod"))
+	if err != nil || !slices.Equal(files, want) {
+		t.Errorf("modules of older versions: got %q, want %q (%v)", files, want, err)
+	}
+	if newest := minors[len(minors)-1]; slices.Contains(minors[:len(minors)-1], newest) {
+		t.Errorf("go.mod is of %s, as is another file", newest)
+	}
+}
 
 // TestEveryProgramSaysItsVersion builds each with the version, as a release does, and asks it.
 func TestEveryProgramSaysItsVersion(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"os/signal"
 	"path"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -36,8 +37,8 @@ func command() *cobra.Command {
 	o := dist.Options{Platforms: dist.Platforms}
 	var key string
 	root := &cobra.Command{
-		Use: "release", Short: "Make image index, list of parts, chart, manifests, kubectl-carve, checksums and signature", Args: cobra.NoArgs,
-		Long: "Makes what a release has beside the image. Files in archives have the time in SOURCE_DATE_EPOCH, " +
+		Use: "release", Short: "Make image indexes, lists of parts, chart, manifests, kubectl-carve, checksums and signature", Args: cobra.NoArgs,
+		Long: "Makes what a release has beside the images. Files in archives have the time in SOURCE_DATE_EPOCH, " +
 			"in seconds since 1970, or else that of 1980.",
 		SilenceErrors: true, SilenceUsage: true,
 		PersistentPreRunE: func(*cobra.Command, []string) error {
@@ -71,7 +72,7 @@ func command() *cobra.Command {
 	root.PersistentFlags().StringVar(&o.Dir, "dir", "../dist", "folder of the release")
 	root.PersistentFlags().StringVar(&key, "key", "", "file with the key to sign with: ECDSA in PEM as PKCS 8, or cosign's, with its password in COSIGN_PASSWORD; empty: nothing is signed")
 	root.AddCommand(&cobra.Command{
-		Use: "push REGISTRY/NAME", Short: "Push the image index under NAME:VERSION and the chart beside it, sign both there, and print their digests",
+		Use: "push REGISTRY/NAME", Short: "Push Carve's image under NAME:VERSION, carve-scheduler's under NAME-scheduler:VERSION-k8sMINOR and the chart beside them, sign all there, and print their digests",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return errNoRepository
@@ -98,6 +99,17 @@ func command() *cobra.Command {
 			return err
 		},
 	})
+	root.AddCommand(&cobra.Command{
+		Use: "minors", Short: "Print the minor versions of Kubernetes that carve-scheduler is built for", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			minors, err := version.Minors(o.Root)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), strings.Join(minors, " "))
+			return err
+		},
+	})
 	return root
 }
 
@@ -113,7 +125,7 @@ func load(path string) (signature.Signer, error) {
 // errNoRepository is the error of a push without a registry.
 var errNoRepository = errors.New("name the image in your registry: make push REGISTRY=registry.internal/storage/carve")
 
-// push pushes the image and the chart, which lies in the folder charts beside the image, and signs
+// push pushes the images and the chart, which lies in the folder charts beside them, and signs
 // what it has pushed, if there is a key. It pushes nothing of a folder without a whole release.
 func push(ctx context.Context, o dist.Options, reference, key string) (pushed []name.Digest, _ error) {
 	var signer signature.Signer
@@ -127,18 +139,24 @@ func push(ctx context.Context, o dist.Options, reference, key string) (pushed []
 	if err != nil {
 		return nil, err
 	}
-	if err := dist.Check(o.Dir, v); err != nil {
-		return nil, err
-	}
-	index, _, err := dist.Images(o.Dir, v)
+	images, err := dist.Images(o.Root, v)
 	if err != nil {
 		return nil, err
 	}
-	image, err := oci.Push(ctx, index, reference+":"+v)
-	if err != nil {
+	if err := dist.Check(o.Dir, v, images); err != nil {
 		return nil, err
 	}
-	pushed = append(pushed, image)
+	for _, image := range images {
+		index, _, err := image.Index(o.Dir)
+		if err != nil {
+			return pushed, err
+		}
+		digest, err := oci.Push(ctx, index, image.Reference(reference))
+		if err != nil {
+			return pushed, err
+		}
+		pushed = append(pushed, digest)
+	}
 	archive, err := chart.Push(dist.ChartArchive(o.Dir, v), path.Dir(reference)+"/charts", o.At)
 	if err != nil {
 		return pushed, err

@@ -54,13 +54,25 @@ func made(t *testing.T) (dir, v string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, architecture := range dist.Architectures {
-		ocitest.Write(t, filepath.Join(dir, dist.ImageArchive(v, architecture)), architecture)
+	for _, image := range images(t, v) {
+		for _, architecture := range dist.Architectures {
+			ocitest.Write(t, filepath.Join(dir, image.Archive(architecture)), architecture)
+		}
 	}
 	if _, err := dist.Make(t.Context(), dist.Options{Root: root, Dir: dir, At: at}); err != nil {
 		t.Fatal(err)
 	}
 	return dir, v
+}
+
+// images returns the images of the source tree's release.
+func images(t *testing.T, v string) []dist.Image {
+	t.Helper()
+	all, err := dist.Images(root, v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
 }
 
 // run runs the command as make does, and returns what it prints.
@@ -92,27 +104,19 @@ func TestAPushedReleaseIsPulledAndItsSignaturesHold(t *testing.T) {
 		t.Fatal(err)
 	}
 	printed := strings.Fields(output)
-	if len(printed) != 2 || !strings.HasPrefix(printed[0], host+"/storage/carve@sha256:") || !strings.HasPrefix(printed[1], host+"/storage/charts/carve@sha256:") {
-		t.Fatalf("printed: want the digests of image and chart, got %q", output)
-	}
-	tag, err := name.NewTag(host + "/storage/carve:" + v)
+	want := []string{host + "/storage/carve:" + v}
+	minors, err := run(t, "minors")
 	if err != nil {
 		t.Fatal(err)
 	}
-	index, err := remote.Index(tag)
-	if err != nil {
-		t.Fatal(err)
+	for _, minor := range strings.Fields(minors) {
+		want = append(want, host+"/storage/carve-scheduler:"+v+"-k8s"+minor)
 	}
-	manifest, err := index.IndexManifest()
-	if err != nil {
-		t.Fatal(err)
+	if len(want) < 2 || len(printed) != len(want)+1 || !strings.HasPrefix(printed[len(want)], host+"/storage/charts/carve@sha256:") {
+		t.Fatalf("printed: got %q, want the digests of %q and of the chart", output, want)
 	}
-	var platforms []string
-	for _, m := range manifest.Manifests {
-		platforms = append(platforms, m.Platform.OS+"/"+m.Platform.Architecture)
-	}
-	if want := []string{"linux/amd64", "linux/arm64"}; !slices.Equal(platforms, want) {
-		t.Errorf("platforms of %s: want %q, got %q", tag, want, platforms)
+	for i, reference := range want {
+		checkIndex(t, reference, printed[i])
 	}
 	client, err := registry.NewClient(registry.ClientOptPlainHTTP())
 	if err != nil {
@@ -140,25 +144,50 @@ func TestAPushedReleaseIsPulledAndItsSignaturesHold(t *testing.T) {
 	}
 }
 
+// checkIndex checks that an image in a registry has both platforms, and the digest that push printed.
+func checkIndex(t *testing.T, reference, printed string) {
+	t.Helper()
+	tag, err := name.NewTag(reference)
+	if err != nil {
+		t.Fatal(err)
+	}
+	index, err := remote.Index(tag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	digest, err := index.Digest()
+	if want := tag.Context().Name() + "@" + digest.String(); err != nil || printed != want {
+		t.Errorf("printed for %s: got %s, %v, want %s", tag, printed, err, want)
+	}
+	manifest, err := index.IndexManifest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var platforms []string
+	for _, m := range manifest.Manifests {
+		platforms = append(platforms, m.Platform.OS+"/"+m.Platform.Architecture)
+	}
+	if want := []string{"linux/amd64", "linux/arm64"}; !slices.Equal(platforms, want) {
+		t.Errorf("platforms of %s: got %q, want %q", tag, platforms, want)
+	}
+}
+
 // TestWhatIsNoWholeReleaseIsNotPushed interrupts a release, changes one, and calls the command wrongly:
 // nothing of it reaches the registry.
 func TestWhatIsNoWholeReleaseIsNotPushed(t *testing.T) {
 	whole, v := made(t)
-	arm64 := dist.ImageArchive(v, "arm64")
+	all := images(t, v)
+	arm64, scheduler := all[0].Archive("arm64"), all[len(all)-1].Archive("amd64")
 	for name, test := range map[string]struct {
 		change func(dir string) error
 		want   string
 	}{
 		"interrupted before the checksums": {func(dir string) error { return os.Remove(filepath.Join(dir, dist.Checksums)) }, dist.Checksums},
 		"without the image for arm64":      {func(dir string) error { return os.Remove(filepath.Join(dir, arm64)) }, arm64},
-		"made without it": {func(dir string) error {
-			if err := os.Remove(filepath.Join(dir, arm64)); err != nil {
-				return err
-			}
-			_, err := dist.Make(t.Context(), dist.Options{Root: root, Dir: dir, At: at})
-			return err
-		}, arm64 + " is not in"},
-		"with another chart": {func(dir string) error { return os.WriteFile(dist.ChartArchive(dir, v), []byte("x"), 0o600) }, filepath.Base(dist.ChartArchive("", v))},
+		"without a scheduler's image":      {func(dir string) error { return os.Remove(filepath.Join(dir, scheduler)) }, scheduler},
+		"made without it":                  {func(dir string) error { return makeWithout(t, dir, arm64) }, arm64 + " is not in"},
+		"made without a scheduler's":       {func(dir string) error { return makeWithout(t, dir, scheduler) }, scheduler + " is not in"},
+		"with another chart":               {func(dir string) error { return os.WriteFile(dist.ChartArchive(dir, v), []byte("x"), 0o600) }, filepath.Base(dist.ChartArchive("", v))},
 	} {
 		t.Run(name, func(t *testing.T) {
 			host, requests := serve(t)
@@ -181,6 +210,16 @@ func TestWhatIsNoWholeReleaseIsNotPushed(t *testing.T) {
 	if _, err := run(t, "push", "--dir", whole); err == nil || !strings.Contains(err.Error(), "make push REGISTRY=") {
 		t.Errorf("without a registry: want how to name one, got %v", err)
 	}
+}
+
+// makeWithout removes an image from a release's folder and makes the release again.
+func makeWithout(t *testing.T, dir, archive string) error {
+	t.Helper()
+	if err := os.Remove(filepath.Join(dir, archive)); err != nil {
+		return err
+	}
+	_, err := dist.Make(t.Context(), dist.Options{Root: root, Dir: dir, At: at})
+	return err
 }
 
 // TestMain silences what Helm logs of each of the chart's links.
