@@ -23,6 +23,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
@@ -151,7 +152,7 @@ func TestAVolumeIDOfAnotherNodeIsNoAnswerToACreate(t *testing.T) {
 	}
 	h.selectNode("d", "n3")
 	waittest.Until(t, "another node has the volume", func() bool { return h.pv("pvc-uid-d") != nil })
-	if on, _ := cluster.NodeOf(h.pv("pvc-uid-d")); on != "n3" {
+	if on, _ := objects.NodeOf(h.pv("pvc-uid-d")); on != "n3" {
 		t.Errorf("the volume is on %s, want it on the node that was selected next", on)
 	}
 	answersWith(h.node("n4", gib), "pvc-uid-c", id)
@@ -199,7 +200,7 @@ func TestAnotherVolumeIsNoAnswerToACreate(t *testing.T) {
 			}
 			h.selectNode("c", "n2")
 			waittest.Until(t, "claim is bound", h.bound("c"))
-			if on, _ := cluster.NodeOf(h.pv("pvc-uid-c")); on != "n2" {
+			if on, _ := objects.NodeOf(h.pv("pvc-uid-c")); on != "n2" {
 				t.Errorf("the volume is on %s, want n2", on)
 			}
 			waittest.Until(t, "n1 has nothing of it", func() bool { return len(n1.Volumes()) == 0 })

@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
-	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/controller/provision"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
@@ -62,7 +62,7 @@ func TestAClaimThatMovesWhileACreateIsInFlightLeavesNothingBehind(t *testing.T) 
 	waittest.Until(h.t, "volume is made on n1", func() bool { return len(n1.Volumes()) == 1 })
 	h.selectNode("c", "n2")
 	waittest.Until(h.t, "claim is bound", h.bound("c"))
-	if got, _ := cluster.NodeOf(h.pv("pvc-uid-c")); got != "n2" {
+	if got, _ := objects.NodeOf(h.pv("pvc-uid-c")); got != "n2" {
 		t.Errorf("pinned to %q", got)
 	}
 	if early.Load() || len(n1.Volumes()) != 0 {
@@ -98,7 +98,7 @@ func TestANodeWithACreateInFlightThatIsAwayKeepsTheClaimUntilItIsBackOrGone(t *t
 			}
 			test(h, n1)
 			waittest.Until(h.t, "claim is bound", h.bound("c"))
-			if got, _ := cluster.NodeOf(h.pv("pvc-uid-c")); got != "n2" {
+			if got, _ := objects.NodeOf(h.pv("pvc-uid-c")); got != "n2" {
 				t.Errorf("pinned to %q", got)
 			}
 		})
@@ -181,7 +181,7 @@ func TestAClaimThatSelectedANodeInAnEarlierRunIsInFlightThere(t *testing.T) {
 				test.node = "n2"
 			}
 			waittest.Until(h.t, "claim is bound", h.bound("c"))
-			if got, _ := cluster.NodeOf(h.pv("pvc-uid-c")); got != test.node {
+			if got, _ := objects.NodeOf(h.pv("pvc-uid-c")); got != test.node {
 				t.Errorf("the volume is on %q, want %q", got, test.node)
 			}
 			if test.node == "n1" && n1.Creates() != 1 || test.node == "n2" && len(n1.Volumes()) != 0 {

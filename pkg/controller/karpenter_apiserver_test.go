@@ -35,7 +35,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
-	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
@@ -330,7 +330,7 @@ func (k *karpenter) running(t *testing.T, number int) map[string][]v1.Pod {
 	}, func() any { return last })
 	for node, pods := range on {
 		for _, pod := range pods {
-			if where, _ := cluster.NodeOf(k.volume(t, pod)); where != node {
+			if where, _ := objects.NodeOf(k.volume(t, pod)); where != node {
 				t.Errorf("Pod %s is on node %s, its volume on node %s", pod.Name, node, where)
 			}
 		}
@@ -494,7 +494,7 @@ func TestKarpenterMovesNoPinnedVolumes(t *testing.T) {
 	for _, pods := range before {
 		// The controller gives a nodeAffinity to one that was made without, but Pods can be bound before.
 		pv := k.volume(t, pods[0])
-		if _, movable := cluster.RecordedNode(pv); movable || pv.Spec.NodeAffinity == nil {
+		if _, movable := objects.RecordedNode(pv); movable || pv.Spec.NodeAffinity == nil {
 			t.Errorf("volume %s was made without nodeAffinity, though its class does not say that it may move", pv.Name)
 		}
 	}

@@ -23,6 +23,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/fleet"
 )
@@ -112,7 +113,7 @@ func (m *volumeModifier) Modify(_ context.Context, pv *v1.PersistentVolume, para
 	case err != nil:
 		return status.Error(codes.Internal, err.Error())
 	}
-	node, ok := cluster.NodeOf(pv)
+	node, ok := objects.NodeOf(pv)
 	if !ok {
 		return status.Errorf(codes.FailedPrecondition, "PersistentVolume %s does not name its node by %s", pv.Name, names.TopologyNode)
 	}

@@ -14,7 +14,7 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/carve-csi/carve/pkg/controller/capacity"
-	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/uplink/uplinktest"
 	"github.com/carve-csi/carve/pkg/waittest"
@@ -114,7 +114,7 @@ func TestAPodThatWaitsForALostNodeRunsElsewhere(t *testing.T) {
 				return err == nil && first.Status.Phase == v1.ClaimBound
 			})
 			before := must.Get(client.CoreV1().Pods(ours).Get(t.Context(), "db-0", metav1.GetOptions{}))(t)
-			node, _ := cluster.NodeOf(w.pv(first))
+			node, _ := objects.NodeOf(w.pv(first))
 			w.lose(t, c, net, node, test.taint)
 			if test.taint {
 				// The node is still there, and this Pod tolerates the taint.

@@ -28,6 +28,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/controller/provision"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
@@ -83,7 +84,7 @@ func (w *world) observe(t *testing.T, claim *v1.PersistentVolumeClaim) observati
 		delete(pv.Annotations, names.AnnotationVolumeGroup) // upstream knows nothing of groups
 		maps.DeleteFunc(pv.Annotations, noSecret)
 		out.Volume = &volumeObservation{
-			NameIsOfClaim: pv.Name == spec.VolumeName(claim), RefIsOfClaim: cluster.BelongsTo(pv, claim) && its.ClaimRef.Kind == "PersistentVolumeClaim" && its.ClaimRef.APIVersion == "v1",
+			NameIsOfClaim: pv.Name == spec.VolumeName(claim), RefIsOfClaim: objects.BelongsTo(pv, claim) && its.ClaimRef.Kind == "PersistentVolumeClaim" && its.ClaimRef.APIVersion == "v1",
 			Phase: pv.Status.Phase, Annotations: pv.Annotations, Finalizers: slices.Sorted(slices.Values(pv.Finalizers)),
 			Deleting: pv.DeletionTimestamp != nil, HandleIsOnNode: handles[its.CSI.VolumeHandle],
 		}

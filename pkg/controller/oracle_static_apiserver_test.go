@@ -12,7 +12,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
-	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -32,7 +32,7 @@ func (w *world) adopt(t *testing.T, policy v1.PersistentVolumeReclaimPolicy) *v1
 			Capacity: size, AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
 			PersistentVolumeReclaimPolicy: policy, StorageClassName: class,
 			ClaimRef:     &v1.ObjectReference{Namespace: w.namespace, Name: "claim"},
-			NodeAffinity: cluster.NodeAffinity("n1"),
+			NodeAffinity: objects.NodeAffinity("n1"),
 			PersistentVolumeSource: v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{
 				Driver: names.Driver, VolumeHandle: made.GetVolume().GetId(), FSType: "ext4"}},
 		},

@@ -19,7 +19,7 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/carve-csi/carve/api/names"
-	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -98,7 +98,7 @@ func (w *world) claimed(t *testing.T) (claim *v1.PersistentVolumeClaim, pod *v1.
 		claim, err = w.client.CoreV1().PersistentVolumeClaims(ours).Get(t.Context(), "db-0-data", metav1.GetOptions{})
 		return err == nil && claim.Status.Phase == v1.ClaimBound && claim.DeletionTimestamp == nil
 	})
-	node, _ = cluster.RecordedNode(w.pv(claim))
+	node, _ = objects.RecordedNode(w.pv(claim))
 	if node == "" || node != claim.Annotations[volume.AnnSelectedNode] {
 		t.Fatalf("the volume is on node %q, selected was %q", node, claim.Annotations[volume.AnnSelectedNode])
 	}
@@ -108,7 +108,7 @@ func (w *world) claimed(t *testing.T) (claim *v1.PersistentVolumeClaim, pod *v1.
 // isPinned reports whether a volume has a nodeAffinity to the node.
 func isPinned(node string) func(*v1.PersistentVolume) bool {
 	return func(pv *v1.PersistentVolume) bool {
-		on, _ := cluster.NodeOf(pv)
+		on, _ := objects.NodeOf(pv)
 		return pv.Spec.NodeAffinity != nil && on == node
 	}
 }
@@ -164,7 +164,7 @@ func TestAPodThatIsBoundToAnotherNodeThanItsVolumeIsMadeAgain(t *testing.T) {
 			waittest.Until(t, "its claim goes with it", func() bool { now := w.get(claim); return now == nil || now.DeletionTimestamp != nil })
 			allow()
 			after, pod := w.running(t, claim.Name, string(claim.UID))
-			if on, _ := cluster.RecordedNode(w.pv(after)); pod.UID == before.UID || pod.Spec.NodeName != on {
+			if on, _ := objects.RecordedNode(w.pv(after)); pod.UID == before.UID || pod.Spec.NodeName != on {
 				t.Errorf("Pod %s on node %s, it was %s; the volume is on node %s", pod.UID, pod.Spec.NodeName, before.UID, on)
 			}
 			w.endSet(t, true, claim, after)
@@ -220,7 +220,7 @@ func TestAPodWithAMovableVolumeMoves(t *testing.T) {
 	w.takes(t, before.Spec.NodeName, "0")
 	must.Succeed(t, w.client.CoreV1().Pods(ours).Delete(t.Context(), "db-0", metav1.DeleteOptions{}))
 	second, after := w.running(t, first.Name, string(first.UID))
-	if on, _ := cluster.RecordedNode(w.pv(second)); after.Spec.NodeName != other(before.Spec.NodeName) || on != after.Spec.NodeName {
+	if on, _ := objects.RecordedNode(w.pv(second)); after.Spec.NodeName != other(before.Spec.NodeName) || on != after.Spec.NodeName {
 		t.Errorf("Pod on node %s, volume on node %s, both were on node %s", after.Spec.NodeName, on, before.Spec.NodeName)
 	}
 	waittest.Until(t, "nothing is left of the first", func() bool { return w.pv(first) == nil && len(w.nodes[before.Spec.NodeName].Volumes()) == 0 })

@@ -15,7 +15,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/carve-csi/carve/api/names"
-	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -54,7 +54,7 @@ func (h *harness) pinnedTo(volume, node string) func() bool {
 		if pv == nil || pv.Spec.NodeAffinity == nil {
 			return false
 		}
-		if on, _ := cluster.NodeOf(pv); on != node {
+		if on, _ := objects.NodeOf(pv); on != node {
 			h.t.Fatalf("%s is pinned to %q", volume, on)
 		}
 		return true
@@ -90,8 +90,8 @@ func TestOnlyVolumesThatEndWithTheirPodAreMovable(t *testing.T) {
 			})
 			waittest.Until(t, "claim is bound", h.bound("c"))
 			pv := h.pv("pvc-uid-c")
-			recorded, has := cluster.RecordedNode(pv)
-			if on, _ := cluster.NodeOf(pv); on != "n2" || (pv.Spec.NodeAffinity != nil) != test.pinned || has == test.pinned {
+			recorded, has := objects.RecordedNode(pv)
+			if on, _ := objects.NodeOf(pv); on != "n2" || (pv.Spec.NodeAffinity != nil) != test.pinned || has == test.pinned {
 				t.Errorf("on %q, recorded %q, affinity %v", on, recorded, pv.Spec.NodeAffinity)
 			}
 		})

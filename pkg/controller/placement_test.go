@@ -11,7 +11,7 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/carve-csi/carve/api/names"
-	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -31,7 +31,7 @@ func TestImmediateBindingPrefersTheNodeWithMostFreeSpaceThatTheClassAllows(t *te
 	h.run()
 	h.claim("c", "", asked)
 	waittest.Until(h.t, "claim is bound", h.bound("c"))
-	if got, _ := cluster.NodeOf(h.pv("pvc-uid-c")); got != "n2" {
+	if got, _ := objects.NodeOf(h.pv("pvc-uid-c")); got != "n2" {
 		t.Errorf("placed on %q, want n2", got)
 	}
 	h.claim("unasked", "", nil)
@@ -74,7 +74,7 @@ func TestImmediateBindingFollowsThePlacementOfTheClass(t *testing.T) {
 			}
 			h.claim("c", "", asked)
 			waittest.Until(h.t, "claim is bound", h.bound("c"))
-			if got, _ := cluster.NodeOf(h.pv("pvc-uid-c")); got != want {
+			if got, _ := objects.NodeOf(h.pv("pvc-uid-c")); got != want {
 				t.Errorf("placed on %q, want %q", got, want)
 			}
 		})
@@ -102,7 +102,7 @@ func TestABurstOfImmediateClaimsIsSpreadAsThePlacementSays(t *testing.T) {
 			got := map[string]int{}
 			for i := range count {
 				waittest.Until(h.t, "claim is bound", h.bound(fmt.Sprint("c", i)))
-				node, _ := cluster.NodeOf(h.pv(fmt.Sprint("pvc-uid-c", i)))
+				node, _ := objects.NodeOf(h.pv(fmt.Sprint("pvc-uid-c", i)))
 				got[node]++
 			}
 			if !maps.Equal(got, want) {
@@ -131,7 +131,7 @@ func TestAClaimOnASelectedNodeThatTheClassDoesNotAllowIsRescheduled(t *testing.T
 	waittest.Until(h.t, "selected node is removed", func() bool { return h.getClaim("c").Annotations[volume.AnnSelectedNode] == "" })
 	h.selectNode("c", "n2")
 	waittest.Until(h.t, "claim is bound", h.bound("c"))
-	if got, _ := cluster.NodeOf(h.pv("pvc-uid-c")); got != "n2" || n1.Creates() != 0 {
+	if got, _ := objects.NodeOf(h.pv("pvc-uid-c")); got != "n2" || n1.Creates() != 0 {
 		t.Errorf("the volume is on %q, want n2; %d were made on n1", got, n1.Creates())
 	}
 }

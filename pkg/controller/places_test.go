@@ -14,7 +14,7 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
-	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -80,7 +80,7 @@ func TestAClaimThatWasNotSentToItsNodeLeavesIt(t *testing.T) {
 	waittest.Until(t, "the claim is rescheduled", h.unselected("c"))
 	h.selectNode("c", "n2")
 	waittest.Until(t, "claim is bound", h.bound("c"))
-	if on, _ := cluster.NodeOf(h.pv("pvc-uid-c")); on != "n2" || n1.asked.Load() != 0 {
+	if on, _ := objects.NodeOf(h.pv("pvc-uid-c")); on != "n2" || n1.asked.Load() != 0 {
 		t.Errorf("the volume is on %s, want n2; n1 was asked for it or to remove it %d times, want never", on, n1.asked.Load())
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
@@ -31,9 +33,11 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
-	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
+	"github.com/carve-csi/carve/pkg/controller/podbinder"
 	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
+	"github.com/carve-csi/carve/pkg/scheduler/extender"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -42,6 +46,18 @@ const (
 	carveScheduler     = "carve"
 	schedulerAccount   = "carve-scheduler"
 )
+
+// shippedConfiguration is that of the component's scheduler, but for where its binder is.
+func shippedConfiguration(t *testing.T, binder string) map[string]any {
+	t.Helper()
+	var shipped v1.ConfigMap
+	must.Succeed(t, yaml.UnmarshalStrict(must.Get(os.ReadFile(schedulerComponent+"config.yaml"))(t), &shipped))
+	// Written from the Go type, it has fields that an older scheduler does not know.
+	var config map[string]any
+	must.Succeed(t, yaml.UnmarshalStrict([]byte(shipped.Data["kube-scheduler.yaml"]), &config))
+	config["extenders"].([]any)[0].(map[string]any)["urlPrefix"] = "http://" + binder
+	return config
+}
 
 // runScheduler runs a kube-scheduler until the test ends, with that configuration and the rights that the
 // component gives it.
@@ -77,6 +93,30 @@ func pathsResolved(t *testing.T, config *clientcmdapi.Config) *clientcmdapi.Conf
 	t.Helper()
 	must.Succeed(t, clientcmd.ResolveLocalPaths(config))
 	return config
+}
+
+// bindPods runs the binder at an address, and returns what ends it.
+func bindPods(t *testing.T, address string) (stop func()) {
+	t.Helper()
+	binder := must.Get(podbinder.New(podbinder.Options{Client: asAccount(t, schedulerAccount), SchedulerName: carveScheduler, Registerer: prometheus.NewRegistry()}))(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	log := slog.New(slog.DiscardHandler)
+	running.Go(func() {
+		if err := binder.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	running.Go(func() {
+		if err := extender.ServeBind(ctx, address, extender.NewBind(binder, log), log); err != nil {
+			t.Error(err)
+		}
+	})
+	waittest.Until(t, "the binder is ready", func() bool { return binder.Ready(ctx) == nil })
+	return sync.OnceFunc(func() {
+		cancel()
+		running.Wait()
+	})
 }
 
 // runPod makes a Pod in our namespace, with claims, and an ephemeral volume if it has a class. The
@@ -146,7 +186,7 @@ func (w *world) named(t *testing.T, name, class string, change func(*v1.Persiste
 func (w *world) static(t *testing.T, name, class string, change func(*v1.PersistentVolume)) {
 	t.Helper()
 	pv := volumeOf(name, otherDriver, "")
-	pv.Spec.StorageClassName, pv.Spec.NodeAffinity = class, cluster.NodeAffinity("n2")
+	pv.Spec.StorageClassName, pv.Spec.NodeAffinity = class, objects.NodeAffinity("n2")
 	if change != nil {
 		change(pv)
 	}
@@ -188,7 +228,48 @@ func (w *world) refuseVolumes() *atomic.Int32 {
 	return refused
 }
 
-// TestPodsOfASchedulerWithThePluginStartWithTheirVolumes has the real scheduler with Carve's plugin bring Pods to nodes.
+// TestPodsOfOurSchedulerStartWithTheirVolumes has the real scheduler, with the configuration and
+// the rights that the component ships, bring Pods to nodes.
+func TestPodsOfOurSchedulerStartWithTheirVolumes(t *testing.T) {
+	w, class := schedulerWorld(t)
+	binder := freeAddress(t)
+	stopBinder := bindPods(t, binder)
+	t.Cleanup(func() { stopBinder() })
+	runScheduler(t, shippedConfiguration(t, binder), os.Getenv("KUBERNETES"), "kube-scheduler")
+	w.podsStartWithTheirVolumes(t, class)
+	t.Run("a node that cannot be asked, and a binder that is away", func(t *testing.T) {
+		refused := w.refuseVolumes()
+		defer w.noHooks()
+		w.runPod(t, carveScheduler, "waits", class)
+		w.runPod(t, carveScheduler, "goes-on", "")
+		w.isPlaced(t, "goes-on")
+		waittest.Until(t, "a node is asked", func() bool { return refused.Load() > 0 }) // its claim has a node when the binder ends
+		stopBinder()
+		w.runPod(t, carveScheduler, "no-binder", class)
+		w.runPod(t, v1.DefaultSchedulerName, "not-ours", "")
+		w.isPlaced(t, "not-ours")
+		waittest.Until(t, "the scheduler could not bind the Pod whose binder is away", func() bool {
+			pod := must.Get(w.client.CoreV1().Pods(ours).Get(t.Context(), "no-binder", metav1.GetOptions{}))(t)
+			return slices.ContainsFunc(pod.Status.Conditions, func(c v1.PodCondition) bool {
+				return c.Type == v1.PodScheduled && c.Status == v1.ConditionFalse && c.Reason == v1.PodReasonSchedulerError
+			})
+		})
+		before := refused.Load()
+		waittest.Until(t, "a node is asked again", func() bool { return refused.Load() > before+1 })
+		for _, pod := range []string{"waits", "no-binder"} {
+			if node := w.nodeOf(t, pod); node != "" {
+				t.Errorf("Pod %s is on %s without its volume", pod, node)
+			}
+		}
+		stopBinder = bindPods(t, binder)
+		w.noHooks()
+		w.isPlaced(t, "waits", "waits-data")
+		w.isPlaced(t, "no-binder", "no-binder-data")
+	})
+}
+
+// TestPodsOfASchedulerWithThePluginStartWithTheirVolumes is the same with a scheduler that has Carve's plugin, and
+// no binder beside it.
 func TestPodsOfASchedulerWithThePluginStartWithTheirVolumes(t *testing.T) {
 	program := os.Getenv("SCHEDULER_WITH_PLUGIN")
 	if program == "" {
@@ -299,7 +380,7 @@ func (w *world) podsStartWithTheirVolumes(t *testing.T, class string) {
 		}
 		w.static(t, "others", others, func(pv *v1.PersistentVolume) {
 			pv.Annotations = map[string]string{volume.AnnDynamicallyProvisioned: otherDriver}
-			pv.Spec.NodeAffinity = cluster.NodeAffinity(claim.Annotations[volume.AnnSelectedNode])
+			pv.Spec.NodeAffinity = objects.NodeAffinity(claim.Annotations[volume.AnnSelectedNode])
 			pv.Spec.ClaimRef = &v1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: ours, Name: "others", UID: claim.UID}
 		})
 		w.isPlaced(t, "others", "others", "others-data")

@@ -24,6 +24,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/controller/provision"
 	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
@@ -69,7 +70,7 @@ func TestAClaimThatChoseANodeBecomesAVolumeThere(t *testing.T) {
 			t.Errorf("%s is wrong: %+v / %+v", what, pv, claim)
 		}
 	}
-	if got, _ := cluster.NodeOf(pv); got != "n1" {
+	if got, _ := objects.NodeOf(pv); got != "n1" {
 		t.Errorf("affinity to %q", got)
 	}
 	h.idle()

@@ -9,7 +9,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/carve-csi/carve/api/names"
-	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -17,7 +17,7 @@ import (
 func (h *harness) unpin() {
 	h.react("create", "persistentvolumes", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		pv := action.(clienttesting.CreateAction).GetObject().(*v1.PersistentVolume)
-		pv.Spec.CSI.VolumeAttributes[names.ContextNode], _ = cluster.NodeOf(pv)
+		pv.Spec.CSI.VolumeAttributes[names.ContextNode], _ = objects.NodeOf(pv)
 		pv.Spec.NodeAffinity = nil
 		return false, nil, nil
 	})
@@ -38,7 +38,7 @@ func TestAVolumeWithoutNodeAffinityIsWhereItSays(t *testing.T) {
 		"it is cloned": func(t *testing.T, h *harness) {
 			h.claim("clone", "n2", cloneOf("c"))
 			waittest.Until(t, "the clone is bound", h.bound("clone"))
-			if node, _ := cluster.NodeOf(h.pv("pvc-uid-clone")); node != "n1" {
+			if node, _ := objects.NodeOf(h.pv("pvc-uid-clone")); node != "n1" {
 				t.Errorf("the clone is on %q", node)
 			}
 		},

@@ -24,6 +24,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/fleet"
 	"github.com/carve-csi/carve/pkg/quantity"
@@ -114,13 +115,13 @@ func (r *volumeResizer) DriverSupportsControlPlaneExpansion() bool { return true
 
 // CanSupport reports whether a volume is one of ours.
 func (r *volumeResizer) CanSupport(pv *v1.PersistentVolume, _ *v1.PersistentVolumeClaim) bool {
-	return cluster.IsOurs(pv)
+	return objects.IsOurs(pv)
 }
 
 // Resize grows the logical volume. Errors are gRPC statuses, by which the
 // library knows what is worth another attempt.
 func (r *volumeResizer) Resize(pv *v1.PersistentVolume, size resource.Quantity) (resource.Quantity, bool, error) {
-	node, ok := cluster.NodeOf(pv)
+	node, ok := objects.NodeOf(pv)
 	if !ok {
 		return size, false, status.Errorf(codes.FailedPrecondition, "PersistentVolume %s does not name its node by %s", pv.Name, names.TopologyNode)
 	}

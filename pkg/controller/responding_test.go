@@ -8,7 +8,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
-	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -49,7 +49,7 @@ func TestAClaimLeavesANodeWhoseLVMHangs(t *testing.T) {
 			waittest.Until(t, "n1 is not offered", h.capacityIs("n1", 0))
 			h.selectNode("c", "n2")
 			waittest.Until(t, "claim is bound", h.bound("c"))
-			if node, _ := cluster.NodeOf(h.pv("pvc-uid-c")); node != "n2" {
+			if node, _ := objects.NodeOf(h.pv("pvc-uid-c")); node != "n2" {
 				t.Errorf("the volume is on %s", node)
 			}
 			if left := n1.Volumes(); len(left) > 0 {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/capacity"
-	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -40,7 +40,7 @@ func TestAClaimLeavesANodeWhoseDisksCannotHaveItsFileSystem(t *testing.T) {
 	})
 	h.selectNode("c", "n2")
 	waittest.Until(t, "the claim is bound", h.bound("c"))
-	if node, _ := cluster.NodeOf(h.pv("pvc-uid-c")); node != "n2" {
+	if node, _ := objects.NodeOf(h.pv("pvc-uid-c")); node != "n2" {
 		t.Errorf("the volume is on %s", node)
 	}
 	if more := h.warnings(); len(more) > 0 {
@@ -116,7 +116,7 @@ func TestAClaimThatBindsAtOnceTriesAnotherNodeForItsFileSystem(t *testing.T) {
 	waittest.Until(t, "both nodes are known", func() bool { return h.c.core.Fleet.Connected() == 2 })
 	h.claim("c", "", asked)
 	waittest.Until(t, "the claim is bound", h.bound("c"))
-	if node, _ := cluster.NodeOf(h.pv("pvc-uid-c")); node != "n2" {
+	if node, _ := objects.NodeOf(h.pv("pvc-uid-c")); node != "n2" {
 		t.Errorf("the volume is on %s", node)
 	}
 }

@@ -17,7 +17,7 @@ import (
 	upstream "sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
 	"github.com/carve-csi/carve/api/names"
-	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/controller/provision"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/must"
@@ -51,7 +51,7 @@ func (d csiSidecar) Provision(ctx context.Context, o upstream.ProvisionOptions) 
 	made := answer.GetVolume()
 	pv := &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: spec.VolumeName(o.PVC)}, Spec: v1.PersistentVolumeSpec{
 		AccessModes: o.PVC.Spec.AccessModes, Capacity: o.PVC.Spec.Resources.Requests, PersistentVolumeReclaimPolicy: *o.StorageClass.ReclaimPolicy,
-		NodeAffinity: cluster.NodeAffinity(made.GetAccessibleTopology()[0].GetSegments()[names.TopologyNode]),
+		NodeAffinity: objects.NodeAffinity(made.GetAccessibleTopology()[0].GetSegments()[names.TopologyNode]),
 		PersistentVolumeSource: v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{
 			Driver: names.Driver, VolumeHandle: made.GetVolumeId(), FSType: "ext4", VolumeAttributes: made.GetVolumeContext()}},
 	}}
@@ -82,7 +82,7 @@ func TestASidecarProvisionsInsteadOfUs(t *testing.T) {
 	claim := h.claim("c", "n1", func(c *v1.PersistentVolumeClaim) { c.Annotations[volume.AnnStorageProvisioner] = names.Driver })
 	waittest.Until(h.t, "the PersistentVolume is there", func() bool { return h.pv("pvc-uid-c") != nil })
 	pv, made := h.pv("pvc-uid-c").DeepCopy(), node.Volumes()["pvc-uid-c"]
-	if on, _ := cluster.NodeOf(pv); made == nil || pv.Spec.CSI.VolumeHandle != made.GetId() || on != "n1" || !cluster.BelongsTo(pv, claim) || pv.Spec.CSI.VolumeAttributes[provision.IdentityKey] != "" {
+	if on, _ := objects.NodeOf(pv); made == nil || pv.Spec.CSI.VolumeHandle != made.GetId() || on != "n1" || !objects.BelongsTo(pv, claim) || pv.Spec.CSI.VolumeAttributes[provision.IdentityKey] != "" {
 		t.Fatalf("PersistentVolume %+v, on the node %v", pv.Spec, made)
 	}
 	waittest.Until(h.t, "capacity follows", h.capacityIs("n1", gib-100*mib))

@@ -14,6 +14,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/fleet"
 )
@@ -90,10 +91,10 @@ type absence struct {
 // absent returns why a node does not have a volume that a PersistentVolume names, or the
 // volume. known is false where it cannot be said now.
 func (a *Auditor) absent(pv *v1.PersistentVolume, now *present) (why *absence, vol *lvmdv1.Volume, known bool) {
-	if !cluster.IsOurs(pv) || pv.DeletionTimestamp != nil || cluster.IsReleased(pv) || a.Now().Sub(pv.CreationTimestamp.Time) < cmp.Or(a.MissingGrace, time.Minute) {
+	if !objects.IsOurs(pv) || pv.DeletionTimestamp != nil || cluster.IsReleased(pv) || a.Now().Sub(pv.CreationTimestamp.Time) < cmp.Or(a.MissingGrace, time.Minute) {
 		return nil, nil, false
 	}
-	node, ok := cluster.NodeOf(pv)
+	node, ok := objects.NodeOf(pv)
 	if !ok {
 		return nil, nil, false
 	}
@@ -243,7 +244,7 @@ func (a *Auditor) found(ctx context.Context, pv *v1.PersistentVolume, now *prese
 	if !a.setConditions(ctx, pv, claim, "") {
 		return
 	}
-	node, _ := cluster.NodeOf(pv)
+	node, _ := objects.NodeOf(pv)
 	a.Log.Info("a volume is back on its node", "volume", pv.Name, "volume_id", pv.Spec.CSI.VolumeHandle, "node", node)
 	a.notify(ctx, now, pv, claim, v1.EventTypeNormal, cluster.ReasonVolumeFound, fmt.Sprintf("volume %s is on node %s again", pv.Spec.CSI.VolumeHandle, node))
 }
@@ -251,7 +252,7 @@ func (a *Auditor) found(ctx context.Context, pv *v1.PersistentVolume, now *prese
 // notify writes an Event on a volume, its claim, and the Pods that use the claim.
 func (a *Auditor) notify(ctx context.Context, now *present, pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim, kind, reason, message string) {
 	a.Recorder.Event(pv, kind, reason, message)
-	node, ok := cluster.NodeOf(pv)
+	node, ok := objects.NodeOf(pv)
 	if claim == nil || !ok {
 		return
 	}

@@ -9,6 +9,7 @@ import (
 	"k8s.io/utils/lru"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/quantity"
 )
 
@@ -79,7 +80,7 @@ func (i *IDs) holder(node, name, id string) string {
 		return "is none"
 	}
 	for _, pv := range i.cluster.withHandle(id) {
-		if on, _ := NodeOf(pv); on != node || pv.Name != name {
+		if on, _ := objects.NodeOf(pv); on != node || pv.Name != name {
 			return fmt.Sprintf("PersistentVolume %s has on node %q", pv.Name, on)
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-helpers/storage/ephemeral"
 
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 )
 
@@ -40,22 +41,11 @@ func (c *Cluster) PodsOn(ctx context.Context, listed PodLists, namespace, node s
 	return list.Items, nil
 }
 
-// ClaimName returns the name of the claim that a Pod's volume is, or false for a volume of another kind.
-func ClaimName(pod *v1.Pod, v *v1.Volume) (string, bool) {
-	switch {
-	case v.PersistentVolumeClaim != nil:
-		return v.PersistentVolumeClaim.ClaimName, true
-	case v.Ephemeral != nil:
-		return ephemeral.VolumeClaimName(pod, v), true
-	}
-	return "", false
-}
-
 // Uses reports whether a claim is one of a Pod's volumes: that of a generic ephemeral volume is
 // one Pod's only.
 func Uses(pod *v1.Pod, claim *v1.PersistentVolumeClaim) bool {
 	return slices.ContainsFunc(pod.Spec.Volumes, func(v v1.Volume) bool {
-		name, ok := ClaimName(pod, &v)
+		name, ok := objects.ClaimName(pod, &v)
 		return ok && name == claim.Name && (v.Ephemeral == nil || ephemeral.VolumeIsForPod(pod, claim) == nil)
 	})
 }
@@ -126,7 +116,7 @@ const byClaim = "claim"
 // that it names.
 func waitingPods(all informers.SharedInformerFactory) cache.TypedSharedIndexInformer[*v1.Pod] {
 	return cache.NewTypedSharedIndexInformer[*v1.Pod](all.InformerFor(&v1.Pod{}, func(client kubernetes.Interface, resync time.Duration) cache.SharedIndexInformer {
-		byClaims := cache.TypedIndexersToIndexers(cache.TypedIndexers[*v1.Pod]{byClaim: func(pod *v1.Pod) ([]string, error) { return ClaimsNamed(pod), nil }})
+		byClaims := cache.TypedIndexersToIndexers(cache.TypedIndexers[*v1.Pod]{byClaim: func(pod *v1.Pod) ([]string, error) { return objects.ClaimsNamed(pod), nil }})
 		return coreinformers.NewFilteredPodInformer(client, metav1.NamespaceAll, resync, byClaims, func(o *metav1.ListOptions) {
 			o.FieldSelector = fields.OneTermEqualSelector("status.phase", string(v1.PodPending)).String()
 		})
@@ -173,16 +163,4 @@ func claimsOnly(obj any) (any, error) {
 		}
 	}
 	return lean, nil
-}
-
-// ClaimsNamed are the claims that a Pod names, each once, as namespace/name.
-func ClaimsNamed(pod *v1.Pod) []string {
-	var keys []string
-	for i := range pod.Spec.Volumes {
-		if name, ok := ClaimName(pod, &pod.Spec.Volumes[i]); ok {
-			keys = append(keys, pod.Namespace+"/"+name)
-		}
-	}
-	slices.Sort(keys)
-	return slices.Compact(keys)
 }

@@ -6,6 +6,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/carve-csi/carve/pkg/controller/objects"
 )
 
 func TestOfAPodOnlyItsClaimsAreKept(t *testing.T) {
@@ -27,7 +29,7 @@ func TestOfAPodOnlyItsClaimsAreKept(t *testing.T) {
 	}
 	want := []string{"ns/data", "ns/web-scratch"}
 	for what, pod := range map[string]*v1.Pod{"the whole Pod": full, "what is kept": lean} {
-		if keys := ClaimsNamed(pod); !reflect.DeepEqual(keys, want) {
+		if keys := objects.ClaimsNamed(pod); !reflect.DeepEqual(keys, want) {
 			t.Errorf("%s: claims %q, want %q", what, keys, want)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"k8s.io/utils/lru"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 )
 
 // valuesShared is how many different values the objects in the caches share: those of a node's volumes are
@@ -77,7 +78,7 @@ func (t trimmer) trimVolume(pv *v1.PersistentVolume) *v1.PersistentVolume {
 		return lean
 	}
 	t.trimMeta(&pv.ObjectMeta)
-	node, recorded := RecordedNode(pv)
+	node, recorded := objects.RecordedNode(pv)
 	if csi.VolumeAttributes = nil; recorded {
 		csi.VolumeAttributes = map[string]string{names.ContextNode: node}
 	}

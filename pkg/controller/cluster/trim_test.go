@@ -20,6 +20,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/must"
 )
@@ -80,7 +81,7 @@ func wholeVolume(i int) *v1.PersistentVolume {
 		Spec: v1.PersistentVolumeSpec{StorageClassName: "carve", PersistentVolumeReclaimPolicy: v1.PersistentVolumeReclaimDelete,
 			Capacity:     v1.ResourceList{v1.ResourceStorage: resource.MustParse("10Gi")},
 			ClaimRef:     &v1.ObjectReference{Kind: "PersistentVolumeClaim", Namespace: "team", Name: fmt.Sprintf("web-%d-data", i), UID: types.UID(fmt.Sprintf("uid-of-web-%d-data", i))},
-			NodeAffinity: NodeAffinity(fmt.Sprintf("node-%d", i/20)),
+			NodeAffinity: objects.NodeAffinity(fmt.Sprintf("node-%d", i/20)),
 			PersistentVolumeSource: v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{Driver: names.Driver, VolumeHandle: fmt.Sprintf("v%d", i), FSType: "ext4",
 				VolumeAttributes: map[string]string{"storage.kubernetes.io/csiProvisionerIdentity": "1-2-" + names.Driver, names.ContextDeviceClass: "local"}}}},
 		Status: v1.PersistentVolumeStatus{Phase: v1.VolumeBound},
@@ -133,10 +134,10 @@ func TestATrimmedVolumeIsJudgedAsTheWholeOne(t *testing.T) {
 			change(whole)
 			judge := func(pv *v1.PersistentVolume) []any {
 				handle, _ := handleIndexer(pv)
-				out := []any{pv.Name, pv.UID, pv.ResourceVersion, pv.DeletionTimestamp, IsOurs(pv), IsReleased(pv), BelongsTo(pv, wholeClaim(0)), handle, pv.Spec.ClaimRef}
-				if IsOurs(pv) { // All else is asked of ours only.
-					node, one := NodeOf(pv)
-					recorded, is := RecordedNode(pv)
+				out := []any{pv.Name, pv.UID, pv.ResourceVersion, pv.DeletionTimestamp, objects.IsOurs(pv), IsReleased(pv), objects.BelongsTo(pv, wholeClaim(0)), handle, pv.Spec.ClaimRef}
+				if objects.IsOurs(pv) { // All else is asked of ours only.
+					node, one := objects.NodeOf(pv)
+					recorded, is := objects.RecordedNode(pv)
 					out = append(out, node, one, recorded, is, NotedGroup(pv), pv.Annotations[names.ParamOnNodeLoss], pv.CreationTimestamp)
 				}
 				return out

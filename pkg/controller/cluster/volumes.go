@@ -8,69 +8,15 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/component-helpers/storage/volume"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 )
 
 // Finalizer keeps a PersistentVolume until its volume is gone from the
 // node. The name is the upstream provisioner's, which others look for.
 const Finalizer = "external-provisioner.volume.kubernetes.io/finalizer"
-
-// NodeOf returns the node that holds a PersistentVolume of ours, or false for
-// one that names none or several. What it was made with counts where it has no nodeAffinity:
-// an affinity, once set, cannot be changed, and is what Kubernetes goes by.
-func NodeOf(pv *v1.PersistentVolume) (string, bool) {
-	if pv.Spec.NodeAffinity == nil {
-		return RecordedNode(pv)
-	}
-	if pv.Spec.NodeAffinity.Required == nil {
-		return "", false
-	}
-	terms := pv.Spec.NodeAffinity.Required.NodeSelectorTerms
-	if len(terms) != 1 {
-		return "", false
-	}
-	for _, e := range terms[0].MatchExpressions {
-		if e.Key == names.TopologyNode && e.Operator == v1.NodeSelectorOpIn && len(e.Values) == 1 {
-			return e.Values[0], true
-		}
-	}
-	return "", false
-}
-
-// RecordedNode returns the node that a PersistentVolume which was made without nodeAffinity
-// names, whether it has one now or not.
-func RecordedNode(pv *v1.PersistentVolume) (string, bool) {
-	if pv.Spec.CSI == nil || pv.Spec.CSI.VolumeAttributes[names.ContextNode] == "" {
-		return "", false
-	}
-	return pv.Spec.CSI.VolumeAttributes[names.ContextNode], true
-}
-
-// NodeAffinity pins a PersistentVolume to a node.
-func NodeAffinity(node string) *v1.VolumeNodeAffinity {
-	return &v1.VolumeNodeAffinity{Required: &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{{
-		MatchExpressions: []v1.NodeSelectorRequirement{{Key: names.TopologyNode, Operator: v1.NodeSelectorOpIn, Values: []string{node}}},
-	}}}}
-}
-
-// IsOurs reports whether a PersistentVolume is of this driver, made by us or by an
-// administrator.
-func IsOurs(pv *v1.PersistentVolume) bool {
-	if by, ok := pv.Annotations[volume.AnnDynamicallyProvisioned]; ok && by != names.Driver {
-		return false
-	}
-	return pv.Spec.CSI != nil && pv.Spec.CSI.Driver == names.Driver
-}
-
-// BelongsTo reports whether a PersistentVolume is bound, or pre-bound, to this
-// very claim.
-func BelongsTo(pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim) bool {
-	ref := pv.Spec.ClaimRef
-	return ref != nil && ref.Namespace == claim.Namespace && ref.Name == claim.Name && ref.UID == claim.UID
-}
 
 // IsReleased reports whether the status of a volume says that its claim is gone.
 func IsReleased(pv *v1.PersistentVolume) bool {
@@ -132,7 +78,7 @@ func (c *Cluster) NodeOfVolume(id string) (string, bool) {
 	if len(pvs) == 0 {
 		return "", false
 	}
-	return NodeOf(pvs[0])
+	return objects.NodeOf(pvs[0])
 }
 
 func (c *Cluster) withHandle(id string) []*v1.PersistentVolume {
@@ -144,7 +90,7 @@ const ByHandle = "handle"
 
 // handleIndexer indexes our PersistentVolumes by volume id.
 func handleIndexer(pv *v1.PersistentVolume) ([]string, error) {
-	if !IsOurs(pv) {
+	if !objects.IsOurs(pv) {
 		return nil, nil
 	}
 	return []string{pv.Spec.CSI.VolumeHandle}, nil
@@ -154,7 +100,7 @@ func handleIndexer(pv *v1.PersistentVolume) ([]string, error) {
 // that node. A report counts for volumes of its own node only, whatever ids it has.
 func (c *Cluster) VolumeOn(node, id string) *v1.PersistentVolume {
 	for _, pv := range c.withHandle(id) {
-		if named, one := NodeOf(pv); one && named == node {
+		if named, one := objects.NodeOf(pv); one && named == node {
 			return pv
 		}
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
@@ -79,8 +80,8 @@ func (p *Pinner) candidates() (marked []candidate) {
 		return nil
 	}
 	for _, pv := range cluster.List(p.Volumes) {
-		node, _ := cluster.RecordedNode(pv)
-		if i, on := index[node]; on && cluster.IsOurs(pv) && pv.Spec.ClaimRef != nil {
+		node, _ := objects.RecordedNode(pv)
+		if i, on := index[node]; on && objects.IsOurs(pv) && pv.Spec.ClaimRef != nil {
 			p.addTo(&marked[i], pv)
 		}
 	}

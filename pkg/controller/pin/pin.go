@@ -16,6 +16,7 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/controller/workloop"
 )
@@ -86,7 +87,7 @@ func (p *Pinner) Run(ctx context.Context) error {
 		cluster.OnChange(p.Claims, p.claimChanged, nil),
 		// A Pod that has started, or is gone, is no longer waited for by any.
 		cluster.OnChange(p.Pods, func(pod *v1.Pod) {
-			for _, key := range cluster.ClaimsNamed(pod) {
+			for _, key := range objects.ClaimsNamed(pod) {
 				if claim := p.ClaimAt(key); claim != nil {
 					p.claimChanged(claim)
 				}
@@ -107,7 +108,7 @@ func (p *Pinner) Run(ctx context.Context) error {
 }
 
 func (p *Pinner) volumeChanged(pv *v1.PersistentVolume) {
-	if _, recorded := cluster.RecordedNode(pv); recorded && cluster.IsOurs(pv) {
+	if _, recorded := objects.RecordedNode(pv); recorded && objects.IsOurs(pv) {
 		p.loop.Add(pv.Name)
 	}
 }
@@ -157,7 +158,7 @@ func (p *Pinner) sync(ctx context.Context, name string) (time.Duration, error) {
 // since when the claim's Pod has no node.
 func (p *Pinner) observe(pv *v1.PersistentVolume) (*v1.PersistentVolumeClaim, state) {
 	s := state{pinned: pv.Spec.NodeAffinity != nil, grace: p.Grace}
-	s.node, _ = cluster.RecordedNode(pv)
+	s.node, _ = objects.RecordedNode(pv)
 	class, ours := p.OurClass(pv.Spec.StorageClassName)
 	s.stays = pv.Spec.PersistentVolumeReclaimPolicy != v1.PersistentVolumeReclaimDelete || ours && !spec.Movable(class)
 	var claim *v1.PersistentVolumeClaim
@@ -197,7 +198,7 @@ func (p *Pinner) since(name string, unplaced bool) time.Duration {
 // pin gives a volume a nodeAffinity.
 func (p *Pinner) pin(ctx context.Context, pv *v1.PersistentVolume, node, reason string) error {
 	_, err := cluster.Apply(ctx, p.Client.CoreV1().PersistentVolumes(), pv, cluster.SameObject, func(pv *v1.PersistentVolume) {
-		pv.Spec.NodeAffinity = cluster.NodeAffinity(node)
+		pv.Spec.NodeAffinity = objects.NodeAffinity(node)
 	})
 	switch {
 	case cluster.IsOutdated(err):
@@ -212,7 +213,7 @@ func (p *Pinner) pin(ctx context.Context, pv *v1.PersistentVolume, node, reason 
 
 // end ends the Pods that wait on a node for a claim whose volume another one has.
 func (p *Pinner) end(ctx context.Context, listed cluster.PodLists, pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim, node string) error {
-	has, _ := cluster.RecordedNode(pv)
+	has, _ := objects.RecordedNode(pv)
 	why := cluster.Why{Reason: cluster.ReasonMisplaced, Words: fmt.Sprintf("whose volume is on node %s, not on node %s", has, node)}
 	deleted, left, err := p.DeleteWaiting(ctx, listed, claim, node, why)
 	for _, pod := range left {

@@ -9,13 +9,14 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 )
 
 // finish looks after a claim whose PersistentVolume exists, once the PV controller has bound it.
 // Only the PV controller can: it calls a claim Lost that is bound to a volume which it has not seen
 // yet, and what it has seen, no other component can know.
 func (p *Provisioner) finish(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) error {
-	if !cluster.BelongsTo(pv, claim) || pv.DeletionTimestamp != nil ||
+	if !objects.BelongsTo(pv, claim) || pv.DeletionTimestamp != nil ||
 		claim.Spec.VolumeName != pv.Name || claim.Status.Phase != v1.ClaimBound || !metav1.HasAnnotation(claim.ObjectMeta, volume.AnnBindCompleted) {
 		return nil // The PV controller's work is an event.
 	}

@@ -20,6 +20,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/fleet"
 )
@@ -88,7 +89,7 @@ func (p *Provisioner) create(ctx context.Context, a *attempt, claim *v1.Persiste
 		return 0, err
 	}
 	a.failures.unsaved = 0
-	if holder, ok := cluster.NodeOf(pv); !ok || holder != node {
+	if holder, ok := objects.NodeOf(pv); !ok || holder != node {
 		// One for another node was there already. It counts; the volume that
 		// was just made stays in flight, and is removed once the claim is bound.
 		a.written.pv, a.written.at = pv, p.Now()
@@ -249,11 +250,11 @@ func (v persistentVolumes) create(ctx context.Context, pv *v1.PersistentVolume, 
 	if err != nil {
 		return nil, fmt.Errorf("read the PersistentVolume that exists: %w", err)
 	}
-	if !cluster.BelongsTo(existing, claim) {
+	if !objects.BelongsTo(existing, claim) {
 		return nil, fmt.Errorf("PersistentVolume %s exists and does not belong to the claim", pv.Name)
 	}
-	node, _ := cluster.NodeOf(pv)
-	if held, _ := cluster.NodeOf(existing); held == node && existing.Spec.CSI != nil && existing.Spec.CSI.VolumeHandle != pv.Spec.CSI.VolumeHandle {
+	node, _ := objects.NodeOf(pv)
+	if held, _ := objects.NodeOf(existing); held == node && existing.Spec.CSI != nil && existing.Spec.CSI.VolumeHandle != pv.Spec.CSI.VolumeHandle {
 		return nil, fmt.Errorf("PersistentVolume %s exists and names volume %s, while node %s has %s under that name",
 			pv.Name, existing.Spec.CSI.VolumeHandle, node, pv.Spec.CSI.VolumeHandle)
 	}
@@ -290,7 +291,7 @@ func (p *Provisioner) removeElsewhere(ctx context.Context, a *attempt, claim *v1
 // removeStrays removes what may have been made for the claim on nodes other
 // than the one that its PersistentVolume names.
 func (p *Provisioner) removeStrays(ctx context.Context, a *attempt, pv *v1.PersistentVolume) error {
-	keep, ok := cluster.NodeOf(pv)
+	keep, ok := objects.NodeOf(pv)
 	if !ok {
 		return nil
 	}

@@ -15,6 +15,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 )
 
@@ -60,7 +61,7 @@ func NewPersistentVolume(claim *v1.PersistentVolumeClaim, class *storagev1.Stora
 					names.ContextDeviceClass: vol.GetDeviceClass(),
 				},
 			}},
-			NodeAffinity: cluster.NodeAffinity(node),
+			NodeAffinity: objects.NodeAffinity(node),
 		},
 	}
 	if spec.MayMove(claim, class) {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/controller/workloop"
 	"github.com/carve-csi/carve/pkg/scheduler"
@@ -217,7 +218,7 @@ func (p *Provisioner) podChanged(pod *v1.Pod) {
 	if !cluster.IsPlaced(pod) {
 		return
 	}
-	for _, key := range cluster.ClaimsNamed(pod) {
+	for _, key := range objects.ClaimsNamed(pod) {
 		if claim := p.ClaimAt(key); claim != nil && claim.Spec.VolumeName == "" {
 			p.claimChanged(claim)
 		}

@@ -11,6 +11,7 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/fleet"
 	"github.com/carve-csi/carve/pkg/quantity"
@@ -84,7 +85,7 @@ func (p *Provisioner) awaitLowered(ctx context.Context, a *attempt, node string)
 func (l placer) shortageOf(pod *v1.Pod, view *fleet.View) *shortage {
 	var demands []scheduler.Demand
 	var together []string
-	for _, key := range cluster.ClaimsNamed(pod) {
+	for _, key := range objects.ClaimsNamed(pod) {
 		sibling := l.ClaimAt(key)
 		if sibling == nil || !cluster.Uses(pod, sibling) {
 			continue

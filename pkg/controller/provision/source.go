@@ -14,6 +14,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/fleet"
 	"github.com/carve-csi/carve/pkg/quantity"
@@ -75,12 +76,12 @@ func (s sources) findClaim(claim *v1.PersistentVolumeClaim, r spec.Request) (*sp
 	if err != nil {
 		return nil, fmt.Errorf("PersistentVolume %s of %s: %w", source.Spec.VolumeName, what, err)
 	}
-	node, ok := cluster.NodeOf(pv)
+	node, ok := objects.NodeOf(pv)
 	switch {
-	case !cluster.IsOurs(pv) || !ok:
+	case !objects.IsOurs(pv) || !ok:
 		return nil, &spec.InvalidError{Field: "spec.dataSource", Given: fmt.Sprintf("%s, whose volume is not one of %s,", what, names.Driver),
 			Allowed: "a claim whose volume is"}
-	case !cluster.BelongsTo(pv, source):
+	case !objects.BelongsTo(pv, source):
 		return nil, fmt.Errorf("PersistentVolume %s does not belong to %s", pv.Name, what)
 	}
 	if block := pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode == v1.PersistentVolumeBlock; block != (r.Mode == lvmdv1.VolumeMode_VOLUME_MODE_BLOCK) {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/controller/workloop"
 	"github.com/carve-csi/carve/pkg/fleet"
@@ -102,7 +103,7 @@ func NewDeleter(c *cluster.Cluster, o Options) *Deleter {
 // Run works until ctx is done. The caches must have synced.
 func (d *Deleter) Run(ctx context.Context) error {
 	changed := func(pv *v1.PersistentVolume) {
-		if cluster.IsOurs(pv) {
+		if objects.IsOurs(pv) {
 			d.loop.Add(pv.Name)
 		}
 	}
@@ -131,7 +132,7 @@ func (d *Deleter) NodeChanged(node string) {
 // (0 means never).
 func (d *Deleter) sync(ctx context.Context, name string) (again time.Duration, err error) {
 	pv, err := d.VolumeLister.Get(name)
-	if err != nil || !cluster.IsOurs(pv) {
+	if err != nil || !objects.IsOurs(pv) {
 		d.forget(name)
 		return 0, nil //nolint:nilerr // the lister's only error is that it is gone
 	}
@@ -185,7 +186,7 @@ func (d *Deleter) isDone(pv *v1.PersistentVolume) bool {
 // will ever have that UID.
 func (d *Deleter) claimDeleted(claim *v1.PersistentVolumeClaim) {
 	for _, pv := range d.VolumesFor(claim) {
-		if !cluster.IsOurs(pv) {
+		if !objects.IsOurs(pv) {
 			continue
 		}
 		d.mu.Lock()
@@ -285,7 +286,7 @@ func (d *Deleter) setFinalizer(ctx context.Context, pv *v1.PersistentVolume, wan
 // is nothing left to remove, and what should come back with it is found by its
 // owner tags.
 func (d *Deleter) deleteVolume(ctx context.Context, pv *v1.PersistentVolume) error {
-	node, ok := cluster.NodeOf(pv)
+	node, ok := objects.NodeOf(pv)
 	if !ok {
 		err := fmt.Errorf("PersistentVolume %s: spec.nodeAffinity does not name one node by %s", pv.Name, names.TopologyNode)
 		d.Recorder.Event(pv, v1.EventTypeWarning, cluster.ReasonDeleteFailed, err.Error())

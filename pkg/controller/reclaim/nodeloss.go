@@ -12,6 +12,7 @@ import (
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 )
 
@@ -67,8 +68,8 @@ func (r *releaser) Pass(ctx context.Context) {
 	lost, listed := map[string]bool{}, cluster.PodLists{}
 	named, volumes := map[string]bool{}, map[string]bool{} // nodes that volumes name, and these
 	for _, pv := range cluster.List(r.Volumes) {
-		node, ok := cluster.NodeOf(pv)
-		if !ok || !cluster.IsOurs(pv) {
+		node, ok := objects.NodeOf(pv)
+		if !ok || !objects.IsOurs(pv) {
 			continue
 		}
 		named[node], volumes[pv.Name] = true, true

@@ -31,7 +31,7 @@ import (
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/capacity"
-	pvcluster "github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	carve "github.com/carve-csi/carve/pkg/scheduler"
 	"github.com/carve-csi/carve/pkg/scheduler/extender"
 )
@@ -140,7 +140,7 @@ func (s *benchmarked) fill(b *testing.B, nodes, volumes int, full bool) {
 		for j := range volumes {
 			claim := &v1.ObjectReference{Namespace: namespace, Name: fmt.Sprint(name, "-", j), UID: types.UID(name)}
 			s.put(b, &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: claim.Name}, Status: v1.PersistentVolumeStatus{Phase: v1.VolumeBound}, Spec: v1.PersistentVolumeSpec{
-				StorageClassName: class.Name, ClaimRef: claim, NodeAffinity: pvcluster.NodeAffinity(name), Capacity: v1.ResourceList{v1.ResourceStorage: *size(1)},
+				StorageClassName: class.Name, ClaimRef: claim, NodeAffinity: objects.NodeAffinity(name), Capacity: v1.ResourceList{v1.ResourceStorage: *size(1)},
 			}})
 		}
 	}

@@ -25,7 +25,7 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/feature"
 
-	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/controller/podbinder"
 )
 
@@ -70,7 +70,7 @@ func (*volumes) Name() string { return Name }
 
 // PreBindPreFlight implements fwk.PreBindPlugin: a Pod without claims is not waited for.
 func (*volumes) PreBindPreFlight(_ context.Context, _ fwk.CycleState, pod *v1.Pod, _ string) (*fwk.PreBindPreFlightResult, *fwk.Status) {
-	if len(cluster.ClaimsNamed(pod)) == 0 {
+	if len(objects.ClaimsNamed(pod)) == 0 {
 		return nil, fwk.NewStatus(fwk.Skip)
 	}
 	return &fwk.PreBindPreFlightResult{AllowParallel: true}, nil

@@ -6,7 +6,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 )
 
 // candidates is the PersistentVolumes as upstream's binder lists them for a Pod: by class, without those that belong to
@@ -52,7 +52,7 @@ func (c *candidates) ByIndex(name, value string) ([]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, claim := range cluster.ClaimsNamed(c.pod) {
+	for _, claim := range objects.ClaimsNamed(c.pod) {
 		own, err := c.Indexer.ByIndex(candidateIndexes+name, ofClaim(value, claim))
 		if err != nil {
 			return nil, err

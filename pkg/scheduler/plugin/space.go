@@ -18,7 +18,7 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/volumebinding"
 
 	"github.com/carve-csi/carve/api/names"
-	"github.com/carve-csi/carve/pkg/controller/cluster"
+	"github.com/carve-csi/carve/pkg/controller/objects"
 )
 
 const (
@@ -137,7 +137,7 @@ func (s *space) topologies(w wanted) sets.Set[string] {
 
 // wanted returns those new volumes of a Pod whose size decides which nodes suit it.
 func (s *space) wanted(pod *v1.Pod) (volumes []wanted) {
-	for _, key := range cluster.ClaimsNamed(pod) {
+	for _, key := range objects.ClaimsNamed(pod) {
 		namespace, name, _ := strings.Cut(key, "/")
 		claim, err := s.claims.PersistentVolumeClaims(namespace).Get(name)
 		if err != nil || claim.Spec.VolumeName != "" {
