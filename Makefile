@@ -143,8 +143,8 @@ test-race: deps ## The same, with the race detector where the product is tested
 # Packages whose tests want a real API server beside fake nodes.
 APISERVER_TESTS := pkg/controller pkg/controller/trust pkg/kubectl
 
-# The file of carve-scheduler's module for the version of Kubernetes; empty for versions that it is not built for.
-SCHEDULER_MODULE = $(if $(KUBERNETES),$(notdir $(wildcard pkg/scheduler/plugin/go-$(basename $(KUBERNETES)).mod)),go.mod)
+# The module file of carve-scheduler for an older version of Kubernetes, where it supports that.
+SCHEDULER_MOD    = $(if $(KUBERNETES),$(notdir $(wildcard pkg/scheduler/plugin/go-$(basename $(KUBERNETES)).mod)))
 
 .PHONY: test-apiserver
 test-apiserver: ## Tests of the controller against a real API server and scheduler, with fake nodes
@@ -152,9 +152,10 @@ test-apiserver: ## Tests of the controller against a real API server and schedul
 	  $(GO) test -tags apiserver -c -o bin/tests/$$(basename $$package) ./$$package || exit 1; \
 	done
 	cd release && $(GO) test -tags apiserver -c -o ../bin/tests/chart ./chart
-	$(if $(SCHEDULER_MODULE),cd pkg/scheduler/plugin && $(GO) build -modfile=$(SCHEDULER_MODULE) -o $(CURDIR)/bin/tests/ ./carve-scheduler ./autoscaler)
+	$(if $(KUBERNETES),,cd pkg/scheduler/plugin && $(GO) build -o $(CURDIR)/bin/tests/ ./carve-scheduler ./autoscaler)
+	$(if $(SCHEDULER_MOD),cd pkg/scheduler/plugin && $(GO) build -modfile=$(SCHEDULER_MOD) -o $(CURDIR)/bin/tests/ ./carve-scheduler)
 	@export CARVE_SCHEDULER=$(CURDIR)/bin/tests/carve-scheduler AUTOSCALER=$(CURDIR)/bin/tests/autoscaler; cd e2e && failed=0; for package in $(APISERVER_TESTS) release/chart; do \
-	  names=$$(sed -n 's/^func \(Test[A-Za-z0-9]*\)(.*/\1/p' ../$$package/*_apiserver_test.go | grep -vx TestMain | grep -vE '^TestKarpenter$(if $(SCHEDULER_MODULE),,|CarveScheduler|TheAutoscaler)' | grep -E '$(RUN)' | paste -s -d '|'); \
+	  names=$$(sed -n 's/^func \(Test[A-Za-z0-9]*\)(.*/\1/p' ../$$package/*_apiserver_test.go | grep -vx TestMain | grep -vE '^TestKarpenter$(if $(KUBERNETES),|TheAutoscaler$(if $(SCHEDULER_MOD),,|CarveScheduler))' | grep -E '$(RUN)' | paste -s -d '|'); \
 	  [ -n "$$names" ] || continue; \
 	  $(GO) run ./cmd/controlplane $(if $(KUBERNETES),--kubernetes v$(KUBERNETES)) env --chdir=../$$package $(CURDIR)/bin/tests/$$(basename $$package) \
 	    -test.v -test.timeout 15m -test.run "^($$names)$$" || failed=1; \
@@ -173,7 +174,7 @@ OLDER_SCHEDULERS := $(patsubst pkg/scheduler/plugin/go-%.mod,%,$(wildcard pkg/sc
 .PHONY: test-scheduler
 test-scheduler: ## Tests of the scheduler's plugin with older versions of Kubernetes; part of soak
 	@failed=0; cd pkg/scheduler/plugin; for minor in $(OLDER_SCHEDULERS); do \
-	  $(GO) vet -modfile=go-$$minor.mod ./... && $(GO) test -modfile=go-$$minor.mod $(VERBOSE) $(CHOSEN) ./... || failed=1; \
+	  $(GO) vet -modfile=go-$$minor.mod . ./carve-scheduler && $(GO) test -modfile=go-$$minor.mod $(VERBOSE) $(CHOSEN) . || failed=1; \
 	done; exit $$failed
 
 # The last patch of each older version of Kubernetes that Carve runs on.

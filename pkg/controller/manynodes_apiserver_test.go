@@ -5,38 +5,26 @@ package controller
 import (
 	"context"
 	"fmt"
-	"os"
-	"slices"
-	"strings"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/yaml"
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/must"
-	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestPodsFindTheNodesOfALargeClusterThatHaveSpace has a scheduler with the plugin in a cluster so large that the plugin
-// leaves out nodes without space.
-func TestPodsFindTheNodesOfALargeClusterThatHaveSpace(t *testing.T) {
-	program := os.Getenv("SCHEDULER_WITH_PLUGIN")
-	if program == "" {
-		t.Fatal("SCHEDULER_WITH_PLUGIN does not name the scheduler; run make test-apiserver")
-	}
-	w, class := schedulerWorld(t)
+// TestCarveSchedulerFindsTheNodesOfALargeClusterThatHaveSpace has a cluster so large that the plugin leaves out nodes
+// without space.
+func TestCarveSchedulerFindsTheNodesOfALargeClusterThatHaveSpace(t *testing.T) {
+	w, class := schedulerWorld(t, nil)
 	for i := range 110 {
 		name := fmt.Sprint("full-", i)
 		node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{names.TopologyNode: name}}, Status: forPods()}
 		must.Get(w.client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}))(t)
 		t.Cleanup(func() { _ = w.client.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{}) })
 	}
-	var config map[string]any
-	must.Succeed(t, yaml.UnmarshalStrict(must.Get(os.ReadFile("../../deploy/examples/kube-scheduler-plugin.yaml"))(t), &config))
-	runScheduler(t, config, program)
 	run := func(name string, change func(*v1.PodSpec)) {
 		spec, _ := scheduledPod(true)
 		spec.SchedulerName = carveScheduler
@@ -47,16 +35,8 @@ func TestPodsFindTheNodesOfALargeClusterThatHaveSpace(t *testing.T) {
 		}
 		w.runPodOf(t, name, spec)
 	}
-	waits := func(pod, message string) {
-		waittest.Until(t, "Pod "+pod+" waits: "+message, func() bool {
-			now := must.Get(w.client.CoreV1().Pods(ours).Get(t.Context(), pod, metav1.GetOptions{}))(t)
-			return slices.ContainsFunc(now.Status.Conditions, func(c v1.PodCondition) bool {
-				return c.Type == v1.PodScheduled && c.Status == v1.ConditionFalse && strings.Contains(c.Message, message)
-			})
-		})
-	}
 	run("first", nil)
-	waits("first", "nodes are available: node(s) did not have enough free storage")
+	w.waits(t, "first", "nodes are available: node(s) did not have enough free storage")
 	w.nodes["n2"].Resize("local", 8*gib)
 	if node := w.isPlaced(t, "first", "first-data"); node != "n2" {
 		t.Errorf("the first Pod is on %s, want n2, which has space now", node)
@@ -66,7 +46,7 @@ func TestPodsFindTheNodesOfALargeClusterThatHaveSpace(t *testing.T) {
 		t.Errorf("the second Pod is on %s, want n2, which alone has space", node)
 	}
 	run("third", func(s *v1.PodSpec) { s.NodeSelector = map[string]string{names.TopologyNode: "n1"} })
-	waits("third", "node(s) didn't satisfy plugin(s) [CarveVolumes]")
+	w.waits(t, "third", "node(s) didn't satisfy plugin(s) [CarveVolumes]")
 	w.nodes["n1"].Resize("local", 8*gib)
 	if node := w.isPlaced(t, "third", "third-data"); node != "n1" {
 		t.Errorf("the third Pod is on %s, want n1, which it selects", node)

@@ -23,6 +23,19 @@ import (
 // sectors than the blocks that its StorageClass asks for, while the other node is full, and then has
 // space. That counts against the claim alone.
 func TestTheSchedulerLeavesANodeWhoseDisksCannotHaveAFileSystem(t *testing.T) {
+	leaveForAFileSystem(t, "", func(w *world, o Options, changes ...harnessOption) { actOn(t, w, o, changes...) })
+}
+
+func TestCarveSchedulerLeavesANodeWhoseDisksCannotHaveAFileSystem(t *testing.T) {
+	leaveForAFileSystem(t, carveScheduler, func(w *world, o Options, changes ...harnessOption) {
+		installScheduler(t, w.client)
+		actOn(t, w, o, changes...)
+		runScheduler(t)
+	})
+}
+
+func leaveForAFileSystem(t *testing.T, scheduler string, act func(*world, Options, ...harnessOption)) {
+	t.Helper()
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)
 	w.namespace = ours
@@ -38,7 +51,7 @@ func TestTheSchedulerLeavesANodeWhoseDisksCannotHaveAFileSystem(t *testing.T) {
 		return nil
 	}})
 	w.nodes["n2"].Resize("local", 8*mib)
-	actOn(t, w, Options{Client: asController(t), Namespace: ours}, backoff(time.Hour))
+	act(w, Options{Client: asController(t), Namespace: ours}, backoff(time.Hour))
 	published := func(node, class string, bytes int64) func() bool {
 		name := capacity.Key{Node: node, Class: class}.ObjectName()
 		return func() bool {
@@ -48,6 +61,7 @@ func TestTheSchedulerLeavesANodeWhoseDisksCannotHaveAFileSystem(t *testing.T) {
 	}
 	waittest.Until(t, "both nodes are published", func() bool { return published("n1", class, gib)() && published("n2", class, 8*mib)() })
 	spec, _ := scheduledPod(true)
+	spec.SchedulerName = scheduler
 	spec.Volumes[0].Ephemeral.VolumeClaimTemplate.Spec.StorageClassName = &class
 	w.runPodOf(t, "user", spec)
 	waittest.Until(t, "n1 has nothing for the class", published("n1", class, 0))

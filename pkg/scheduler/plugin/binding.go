@@ -34,10 +34,16 @@ func newBinding(ctx context.Context, args *config.VolumeBindingArgs, handle fwk.
 	if err != nil {
 		return nil, err
 	}
-	binder := &binder{candidates: &candidates{Indexer: volumes.GetIndexer()}, inFlight: inFlight, finders: make(chan *finder, goruntime.GOMAXPROCS(0))}
+	timeout := time.Duration(args.BindTimeoutSeconds) * time.Second
+	provisioning, err := newProvisioning(handle, timeout)
+	if err != nil {
+		return nil, err
+	}
+	binder := &binder{candidates: &candidates{Indexer: volumes.GetIndexer()}, inFlight: inFlight, provisioning: provisioning,
+		finders: make(chan *finder, goruntime.GOMAXPROCS(0))}
 	// In place of the plugin's own, which sees all volumes.
 	binder.SchedulerVolumeBinder, err = newUpstream(klog.FromContext(ctx), handle, features, core.PersistentVolumeClaims(), view{volumes, binder.candidates},
-		storage.CSIStorageCapacities(), time.Duration(args.BindTimeoutSeconds)*time.Second)
+		storage.CSIStorageCapacities(), timeout)
 	if err != nil {
 		return nil, err
 	}
@@ -67,9 +73,10 @@ func newUpstream(logger klog.Logger, handle fwk.Handle, features feature.Feature
 type binder struct {
 	volumebinding.SchedulerVolumeBinder
 	// mu is held while candidates are those of one Pod.
-	mu         sync.Mutex
-	candidates *candidates
-	inFlight   *inFlight
+	mu           sync.Mutex
+	candidates   *candidates
+	inFlight     *inFlight
+	provisioning *provisioning
 	// finders are those that look at no node now: as many as can run at a time.
 	finders chan *finder
 }
@@ -94,7 +101,29 @@ func (b *binder) FindPodVolumes(logger klog.Logger, pod *v1.Pod, claims *volumeb
 	finder := <-b.finders
 	defer func() { b.finders <- finder }()
 	finder.capacities.node = node
-	return finder.FindPodVolumes(logger, pod, claims, node)
+	found, reasons, err := finder.FindPodVolumes(logger, pod, claims, node)
+	if err == nil && len(reasons) == 0 && !fitTogether(found.DynamicProvisions) {
+		reasons = volumebinding.ConflictReasons{volumebinding.ErrReasonNotEnoughSpace}
+	}
+	return found, reasons, err
+}
+
+// fitTogether reports whether a node has space for all of the new volumes, given that it has space for each. It skips
+// capacity objects that do not name one of Carve's nodes: such a node may have several for a class.
+func fitTogether(provisions []*volumebinding.DynamicProvision) bool {
+	taken := map[cache.ObjectName]int64{}
+	for _, p := range provisions {
+		if p.NodeCapacity == nil || topologyOf(p.NodeCapacity) == anyNode {
+			continue
+		}
+		name := cache.MetaObjectToName(p.NodeCapacity)
+		before, isShared := taken[name]
+		taken[name] = before + requested(p.PVC)
+		if isShared && taken[name] > total(p.NodeCapacity) {
+			return false
+		}
+	}
+	return true
 }
 
 // AssumePodVolumes implements volumebinding.SchedulerVolumeBinder.

@@ -1,10 +1,12 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
 	goruntime "runtime"
+	"slices"
 	"sync"
 	"testing"
 
@@ -12,10 +14,11 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/informers"
-	clientfake "k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/component-helpers/storage/volume"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
@@ -33,6 +36,7 @@ import (
 type caches struct {
 	informers.SharedInformerFactory
 	version int
+	client  kubernetes.Interface // none for a test that writes nothing
 }
 
 // put adds an object, or updates it.
@@ -60,7 +64,7 @@ func (c *caches) put(t rapid.TB, object metav1.Object) {
 // handle is that of a scheduler with these caches.
 func (c *caches) handle(ctx context.Context, t rapid.TB) fwk.Handle {
 	metrics.Register()
-	handle, err := runtime.NewFramework(ctx, nil, nil, runtime.WithInformerFactory(c), runtime.WithClientSet(clientfake.NewClientset()))
+	handle, err := runtime.NewFramework(ctx, nil, nil, runtime.WithInformerFactory(c), runtime.WithClientSet(c.client))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,7 +219,8 @@ func pod(t *rapid.T, i int) *v1.Pod {
 	return pod
 }
 
-// TestNodesAreFilteredAsByUpstream has upstream's plugin and Carve's schedule the same Pods in the same clusters.
+// TestNodesAreFilteredAsByUpstream has upstream's plugin and Carve's schedule the same Pods in the same clusters. Carve's
+// alone compares the sum of a Pod's claims.
 func TestNodesAreFilteredAsByUpstream(t *testing.T) {
 	features := feature.NewSchedulerFeaturesFromGates(utilfeature.DefaultFeatureGate)
 	args, err := arguments(nil)
@@ -297,11 +302,18 @@ func (p *pair) schedule(t *rapid.T, pod *v1.Pod) {
 	var suitable []string
 	for i, name := range nodeNames {
 		upstream = p.upstream.Filter(ctx, want, pod, nodes[i])
-		same(fmt.Sprintf("Filter of %s on %s", pod.Name, name), upstream, answers[i])
+		together := map[bool]bool{true: true}
 		if upstream.IsSuccess() {
 			if full || !limit.AllNodes() && !limit.NodeNames.Has(name) {
 				t.Fatalf("PreFilter of %s leaves out %s, which suits it: all are full is %v, nodes %v", pod.Name, name, full, limit)
 			}
+			together = p.fitTogether(t, pod, nodes[i].Node())
+		}
+		if together[false] && (!together[true] || !answers[i].IsSuccess()) {
+			upstream = fwk.NewStatus(fwk.UnschedulableAndUnresolvable, string(volumebinding.ErrReasonNotEnoughSpace))
+		}
+		same(fmt.Sprintf("Filter of %s on %s", pod.Name, name), upstream, answers[i])
+		if upstream.IsSuccess() {
 			suitable = append(suitable, name)
 		}
 	}
@@ -321,6 +333,55 @@ func (p *pair) schedule(t *rapid.T, pod *v1.Pod) {
 	}
 }
 
+// fitTogether returns whether a Pod's new volumes fit together on a node that has space for each of them. Both can be
+// where several objects have the space for a claim: upstream chooses any.
+func (p *pair) fitTogether(t *rapid.T, pod *v1.Pod, node *v1.Node) map[bool]bool {
+	claims, err := p.upstream.Binder.GetPodVolumeClaims(klog.Logger{}, pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, _, err := p.upstream.Binder.FindPodVolumes(klog.Logger{}, pod, claims, node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answers := map[bool]bool{}
+	p.choose(found.DynamicProvisions, node, map[*storagev1.CSIStorageCapacity][]int64{}, answers)
+	return answers
+}
+
+// choose adds the answer for each choice of objects.
+func (p *pair) choose(left []*volumebinding.DynamicProvision, node *v1.Node, chosen map[*storagev1.CSIStorageCapacity][]int64, answers map[bool]bool) {
+	if len(left) == 0 {
+		fit := true
+		for capacity, sizes := range chosen {
+			var sum int64
+			for _, bytes := range sizes {
+				sum += bytes
+			}
+			_, ofNode := capacity.NodeTopology.MatchLabels[names.TopologyNode]
+			fit = fit && (len(sizes) < 2 || !ofNode || sum <= cmp.Or(capacity.Capacity, capacity.MaximumVolumeSize).Value())
+		}
+		answers[fit] = true
+		return
+	}
+	if left[0].NodeCapacity == nil {
+		p.choose(left[1:], node, chosen, answers)
+		return
+	}
+	bytes := left[0].PVC.Spec.Resources.Requests.Storage().Value()
+	for _, object := range p.Storage().V1().CSIStorageCapacities().Informer().GetIndexer().List() {
+		capacity := object.(*storagev1.CSIStorageCapacity)
+		most := cmp.Or(capacity.MaximumVolumeSize, capacity.Capacity)
+		selector, err := metav1.LabelSelectorAsSelector(capacity.NodeTopology)
+		if err == nil && selector.Matches(labels.Set(node.Labels)) && capacity.StorageClassName == *left[0].PVC.Spec.StorageClassName && most != nil && most.Value() >= bytes {
+			others := chosen[capacity]
+			chosen[capacity] = append(slices.Clone(others), bytes)
+			p.choose(left[1:], node, chosen, answers)
+			chosen[capacity] = others
+		}
+	}
+}
+
 // slowFinder lets others run while it looks at a node, and reports if it has another node then.
 type slowFinder struct {
 	volumebinding.SchedulerVolumeBinder
@@ -332,7 +393,7 @@ func (f slowFinder) FindPodVolumes(_ klog.Logger, _ *v1.Pod, _ *volumebinding.Po
 	if f.capacities.node != node {
 		return nil, nil, fmt.Errorf("the finder for %s looks at %s", node.Name, f.capacities.node.Name)
 	}
-	return nil, nil, nil
+	return &volumebinding.PodVolumes{}, nil, nil
 }
 
 func TestAFinderLooksAtOneNodeAtATime(t *testing.T) {

@@ -135,6 +135,13 @@ func (f *inFlight) left(capacity *storagev1.CSIStorageCapacity) *storagev1.CSISt
 	return &less
 }
 
+// count returns how many claims were placed by an object that does not show them yet.
+func (f *inFlight) count(capacity *storagev1.CSIStorageCapacity) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.byCapacity[cache.MetaObjectToName(capacity)])
+}
+
 // total is how many bytes an object shows.
 func total(capacity *storagev1.CSIStorageCapacity) int64 {
 	shown := cmp.Or(capacity.Capacity, capacity.MaximumVolumeSize, &resource.Quantity{})

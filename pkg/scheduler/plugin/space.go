@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 
@@ -29,9 +30,8 @@ const (
 	stride = 7919
 )
 
-// binding is VolumeBinding with the binder that looks at fewer objects. Where most nodes have no space for a Pod's new
-// volumes, it has the scheduler look at the others alone: to ask all plugins about each node takes far longer than to
-// compare its capacity.
+// binding is VolumeBinding with Carve's binder. Where most nodes have no space for a Pod's new volumes, it limits the
+// scheduler to the others: to ask all plugins about each node takes far longer than to compare its capacity.
 type binding struct {
 	*volumebinding.VolumeBinding
 	binder *binder
@@ -41,7 +41,16 @@ type binding struct {
 // PreFilter implements fwk.PreFilterPlugin. It leaves out no node that Filter would accept.
 func (b *binding) PreFilter(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodes []fwk.NodeInfo) (*fwk.PreFilterResult, *fwk.Status) {
 	result, status := b.VolumeBinding.PreFilter(ctx, state, pod, nodes)
-	if !status.IsSuccess() || !result.AllNodes() || b.binder.hasCandidates(pod) {
+	if !status.IsSuccess() || !result.AllNodes() {
+		return result, status
+	}
+	if held := b.space.held(pod); held != nil {
+		if held.Len() == 0 {
+			return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, string(volumebinding.ErrReasonNodeConflict))
+		}
+		return &fwk.PreFilterResult{NodeNames: held}, status
+	}
+	if b.binder.hasCandidates(pod) {
 		return result, status
 	}
 	found, few := b.space.nodes(pod, nodes)
@@ -57,6 +66,8 @@ func (b *binding) PreFilter(ctx context.Context, state fwk.CycleState, pod *v1.P
 // space compares the capacity that nodes publish with what claims ask for.
 type space struct {
 	claims     corelisters.PersistentVolumeClaimLister
+	volumes    corelisters.PersistentVolumeLister
+	holders    cache.Indexer // the same PersistentVolumes by holderIndex
 	classes    storagelisters.StorageClassLister
 	drivers    storagelisters.CSIDriverLister
 	capacities cache.Indexer // by capacityIndex
@@ -72,7 +83,11 @@ func newSpace(handle fwk.Handle, inFlight *inFlight) (*space, error) {
 	if err := addIndex(labelled, labelIndex, nodeLabel); err != nil {
 		return nil, err
 	}
-	return &space{core.PersistentVolumeClaims().Lister(), storage.StorageClasses().Lister(), storage.CSIDrivers().Lister(),
+	holders := core.PersistentVolumes().Informer().GetIndexer()
+	if err := addIndex(holders, holderIndex, holder); err != nil {
+		return nil, err
+	}
+	return &space{core.PersistentVolumeClaims().Lister(), core.PersistentVolumes().Lister(), holders, storage.StorageClasses().Lister(), storage.CSIDrivers().Lister(),
 		storage.CSIStorageCapacities().Informer().GetIndexer(), labelled, inFlight, sampled}, nil
 }
 
@@ -137,16 +152,7 @@ func (s *space) topologies(w wanted) sets.Set[string] {
 
 // wanted returns those new volumes of a Pod whose size decides which nodes suit it.
 func (s *space) wanted(pod *v1.Pod) (volumes []wanted) {
-	for _, key := range objects.ClaimsNamed(pod) {
-		namespace, name, _ := strings.Cut(key, "/")
-		claim, err := s.claims.PersistentVolumeClaims(namespace).Get(name)
-		if err != nil || claim.Spec.VolumeName != "" {
-			continue
-		}
-		class, err := s.classes.Get(volume.GetPersistentVolumeClaimClass(claim))
-		if err != nil {
-			continue
-		}
+	for claim, class := range s.unbound(pod) {
 		driver, err := s.drivers.Get(class.Provisioner)
 		size, sized := claim.Spec.Resources.Requests[v1.ResourceStorage]
 		if err != nil || driver.Spec.StorageCapacity == nil || !*driver.Spec.StorageCapacity || !sized {
@@ -157,6 +163,50 @@ func (s *space) wanted(pod *v1.Pod) (volumes []wanted) {
 		}
 	}
 	return volumes
+}
+
+// unbound lists the claims of a Pod that have no volume, with their classes.
+func (s *space) unbound(pod *v1.Pod) iter.Seq2[*v1.PersistentVolumeClaim, *storagev1.StorageClass] {
+	return func(yield func(*v1.PersistentVolumeClaim, *storagev1.StorageClass) bool) {
+		for claim := range s.named(pod) {
+			if claim.Spec.VolumeName != "" {
+				continue
+			}
+			if class, err := s.classes.Get(volume.GetPersistentVolumeClaimClass(claim)); err == nil && !yield(claim, class) {
+				return
+			}
+		}
+	}
+}
+
+// named lists the claims that a Pod names.
+func (s *space) named(pod *v1.Pod) iter.Seq[*v1.PersistentVolumeClaim] {
+	return func(yield func(*v1.PersistentVolumeClaim) bool) {
+		for _, key := range objects.ClaimsNamed(pod) {
+			namespace, name, _ := strings.Cut(key, "/")
+			if claim, err := s.claims.PersistentVolumeClaims(namespace).Get(name); err == nil && !yield(claim) {
+				return
+			}
+		}
+	}
+}
+
+// held returns the node that holds the movable volumes of a Pod: their PersistentVolumes do not tell upstream. It returns
+// an empty set where several nodes hold one each, and nil for a Pod without such volumes.
+func (s *space) held(pod *v1.Pod) (nodes sets.Set[string]) {
+	for claim := range s.named(pod) {
+		pv, err := s.volumes.Get(claim.Spec.VolumeName)
+		if err != nil {
+			continue
+		}
+		if node, movable := movableOn(pv); movable {
+			if nodes == nil {
+				nodes = sets.New(node)
+			}
+			nodes = nodes.Intersection(sets.New(node))
+		}
+	}
+	return nodes
 }
 
 func (s *space) suffices(node *v1.Node, volumes []wanted) bool {

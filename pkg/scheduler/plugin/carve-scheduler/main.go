@@ -1,9 +1,11 @@
-// Command carve-scheduler is kube-scheduler with Carve's plugin, for Pods with `schedulerName: carve`.
+// Command carve-scheduler is Kubernetes' scheduler with Carve's plugin.
 package main
 
 import (
+	"fmt"
 	"os"
 
+	"github.com/spf13/cobra"
 	"k8s.io/component-base/cli"
 	_ "k8s.io/component-base/logs/json/register"
 	"k8s.io/kubernetes/cmd/kube-scheduler/app"
@@ -11,6 +13,15 @@ import (
 	"github.com/carve-csi/carve/pkg/scheduler/plugin"
 )
 
+// version is Carve's, which the linker sets. --version reports Kubernetes'.
+var version = "unknown"
+
 func main() {
-	os.Exit(cli.Run(app.NewSchedulerCommand(app.WithPlugin(plugin.Name, plugin.New))))
+	command := app.NewSchedulerCommand(app.WithPlugin(plugin.Name, plugin.New))
+	command.Use = "carve-scheduler"
+	command.AddCommand(&cobra.Command{
+		Use: "version", Short: "Print Carve's version",
+		Run: func(*cobra.Command, []string) { fmt.Println(version) },
+	})
+	os.Exit(cli.Run(command))
 }

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,14 +17,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/component-helpers/storage/volume"
@@ -34,10 +34,9 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/objects"
-	"github.com/carve-csi/carve/pkg/controller/podbinder"
 	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
-	"github.com/carve-csi/carve/pkg/scheduler/extender"
+	"github.com/carve-csi/carve/pkg/scheduler"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -47,22 +46,19 @@ const (
 	schedulerAccount   = "carve-scheduler"
 )
 
-// shippedConfiguration is that of the component's scheduler, but for where its binder is.
-func shippedConfiguration(t *testing.T, binder string) map[string]any {
+// runScheduler runs carve-scheduler until the test ends, with the configuration and the rights that the component
+// gives it.
+func runScheduler(t *testing.T) {
 	t.Helper()
+	program := os.Getenv("CARVE_SCHEDULER")
+	if program == "" {
+		t.Fatal("CARVE_SCHEDULER does not name the scheduler; run make test-apiserver")
+	}
 	var shipped v1.ConfigMap
 	must.Succeed(t, yaml.UnmarshalStrict(must.Get(os.ReadFile(schedulerComponent+"config.yaml"))(t), &shipped))
 	// Written from the Go type, it has fields that an older scheduler does not know.
 	var config map[string]any
 	must.Succeed(t, yaml.UnmarshalStrict([]byte(shipped.Data["kube-scheduler.yaml"]), &config))
-	config["extenders"].([]any)[0].(map[string]any)["urlPrefix"] = "http://" + binder
-	return config
-}
-
-// runScheduler runs a kube-scheduler until the test ends, with that configuration and the rights that the
-// component gives it.
-func runScheduler(t *testing.T, config map[string]any, command ...string) {
-	t.Helper()
 	dir := t.TempDir()
 	access := must.Get(clientcmd.LoadFromFile(os.Getenv("KUBECONFIG")))(t)
 	for _, user := range access.AuthInfos {
@@ -75,13 +71,13 @@ func runScheduler(t *testing.T, config map[string]any, command ...string) {
 	path := filepath.Join(dir, "scheduler.yaml")
 	must.Succeed(t, os.WriteFile(path, must.Get(yaml.Marshal(config))(t), 0o600))
 	var log bytes.Buffer
-	scheduler := exec.Command(command[0], append(command[1:], "--config="+path, "--bind-address=127.0.0.1", "--secure-port=0")...)
-	scheduler.Stdout, scheduler.Stderr = &log, &log
-	scheduler.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // it does not outlive a test that is killed
-	must.Succeed(t, scheduler.Start())
+	command := exec.Command(program, "--config="+path, "--bind-address=127.0.0.1", "--secure-port=0")
+	command.Stdout, command.Stderr = &log, &log
+	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // it does not outlive a test that is killed
+	must.Succeed(t, command.Start())
 	t.Cleanup(func() {
-		_ = scheduler.Process.Kill()
-		_ = scheduler.Wait()
+		_ = command.Process.Kill()
+		_ = command.Wait()
 		if t.Failed() {
 			t.Logf("the scheduler's log:\n%s", log.String())
 		}
@@ -93,30 +89,6 @@ func pathsResolved(t *testing.T, config *clientcmdapi.Config) *clientcmdapi.Conf
 	t.Helper()
 	must.Succeed(t, clientcmd.ResolveLocalPaths(config))
 	return config
-}
-
-// bindPods runs the binder at an address, and returns what ends it.
-func bindPods(t *testing.T, address string) (stop func()) {
-	t.Helper()
-	binder := must.Get(podbinder.New(podbinder.Options{Client: asAccount(t, schedulerAccount), SchedulerName: carveScheduler, Registerer: prometheus.NewRegistry()}))(t)
-	ctx, cancel := context.WithCancel(context.Background())
-	var running sync.WaitGroup
-	log := slog.New(slog.DiscardHandler)
-	running.Go(func() {
-		if err := binder.Run(ctx); err != nil {
-			t.Error(err)
-		}
-	})
-	running.Go(func() {
-		if err := extender.ServeBind(ctx, address, extender.NewBind(binder, log), log); err != nil {
-			t.Error(err)
-		}
-	})
-	waittest.Until(t, "the binder is ready", func() bool { return binder.Ready(ctx) == nil })
-	return sync.OnceFunc(func() {
-		cancel()
-		running.Wait()
-	})
 }
 
 // runPod makes a Pod in our namespace, with claims, and an ephemeral volume if it has a class. The
@@ -200,20 +172,39 @@ func (w *world) static(t *testing.T, name, class string, change func(*v1.Persist
 	})
 }
 
-// schedulerWorld is a cluster in which Carve and the rights of the second scheduler are installed.
-func schedulerWorld(t *testing.T) (w *world, class string) {
+// schedulerWorld is a cluster in which Carve and carve-scheduler are installed and run, with a class.
+func schedulerWorld(t *testing.T, change func(*storagev1.StorageClass), changes ...harnessOption) (w *world, class string) {
 	t.Helper()
 	client := connectToAPIServer(t)
 	w = newWorld(t, client)
 	w.namespace = ours
 	install(t, client)
-	apply(t, client, schedulerComponent+"rbac.yaml")
-	apply(t, client, schedulerComponent+"policy.yaml")
+	installScheduler(t, client)
 	w.actsIn(t, func() func() {
-		_, _, stop := startOn(t, w, Options{Client: asController(t), Namespace: ours})
+		_, _, stop := startOn(t, w, Options{Client: asController(t), Namespace: ours}, changes...)
 		return stop
 	})
-	return w, w.class(t, nil)
+	class = w.class(t, change)
+	runScheduler(t)
+	return w, class
+}
+
+// installScheduler gives carve-scheduler its rights.
+func installScheduler(t *testing.T, client kubernetes.Interface) {
+	t.Helper()
+	apply(t, client, schedulerComponent+"rbac.yaml")
+	apply(t, client, schedulerComponent+"policy.yaml")
+}
+
+// waits waits until the scheduler says why a Pod has no node.
+func (w *world) waits(t *testing.T, pod, message string) {
+	t.Helper()
+	waittest.Until(t, "Pod "+pod+" waits: "+message, func() bool {
+		now := must.Get(w.client.CoreV1().Pods(ours).Get(t.Context(), pod, metav1.GetOptions{}))(t)
+		return slices.ContainsFunc(now.Status.Conditions, func(c v1.PodCondition) bool {
+			return c.Type == v1.PodScheduled && c.Status == v1.ConditionFalse && strings.Contains(c.Message, message)
+		})
+	})
 }
 
 // refuseVolumes has all nodes refuse volumes, as if they were away, and counts how often they do. noHooks ends that.
@@ -228,81 +219,9 @@ func (w *world) refuseVolumes() *atomic.Int32 {
 	return refused
 }
 
-// TestPodsOfOurSchedulerStartWithTheirVolumes has the real scheduler, with the configuration and
-// the rights that the component ships, bring Pods to nodes.
-func TestPodsOfOurSchedulerStartWithTheirVolumes(t *testing.T) {
-	w, class := schedulerWorld(t)
-	binder := freeAddress(t)
-	stopBinder := bindPods(t, binder)
-	t.Cleanup(func() { stopBinder() })
-	runScheduler(t, shippedConfiguration(t, binder), os.Getenv("KUBERNETES"), "kube-scheduler")
-	w.podsStartWithTheirVolumes(t, class)
-	t.Run("a node that cannot be asked, and a binder that is away", func(t *testing.T) {
-		refused := w.refuseVolumes()
-		defer w.noHooks()
-		w.runPod(t, carveScheduler, "waits", class)
-		w.runPod(t, carveScheduler, "goes-on", "")
-		w.isPlaced(t, "goes-on")
-		waittest.Until(t, "a node is asked", func() bool { return refused.Load() > 0 }) // its claim has a node when the binder ends
-		stopBinder()
-		w.runPod(t, carveScheduler, "no-binder", class)
-		w.runPod(t, v1.DefaultSchedulerName, "not-ours", "")
-		w.isPlaced(t, "not-ours")
-		waittest.Until(t, "the scheduler could not bind the Pod whose binder is away", func() bool {
-			pod := must.Get(w.client.CoreV1().Pods(ours).Get(t.Context(), "no-binder", metav1.GetOptions{}))(t)
-			return slices.ContainsFunc(pod.Status.Conditions, func(c v1.PodCondition) bool {
-				return c.Type == v1.PodScheduled && c.Status == v1.ConditionFalse && c.Reason == v1.PodReasonSchedulerError
-			})
-		})
-		before := refused.Load()
-		waittest.Until(t, "a node is asked again", func() bool { return refused.Load() > before+1 })
-		for _, pod := range []string{"waits", "no-binder"} {
-			if node := w.nodeOf(t, pod); node != "" {
-				t.Errorf("Pod %s is on %s without its volume", pod, node)
-			}
-		}
-		stopBinder = bindPods(t, binder)
-		w.noHooks()
-		w.isPlaced(t, "waits", "waits-data")
-		w.isPlaced(t, "no-binder", "no-binder-data")
-	})
-}
-
-// TestPodsOfASchedulerWithThePluginStartWithTheirVolumes is the same with a scheduler that has Carve's plugin, and
-// no binder beside it.
-func TestPodsOfASchedulerWithThePluginStartWithTheirVolumes(t *testing.T) {
-	program := os.Getenv("SCHEDULER_WITH_PLUGIN")
-	if program == "" {
-		t.Fatal("SCHEDULER_WITH_PLUGIN does not name the scheduler; run make test-apiserver")
-	}
-	shipped := must.Get(os.ReadFile("../../deploy/examples/kube-scheduler-plugin.yaml"))(t)
-	preBindOnly := strings.ReplaceAll(string(shipped), "multiPoint:", "preBind:")
-	for profile, configuration := range map[string]string{"in place of VolumeBinding": string(shipped), "at preBind alone": preBindOnly} {
-		t.Run(profile, func(t *testing.T) {
-			w, class := schedulerWorld(t)
-			var config map[string]any
-			must.Succeed(t, yaml.UnmarshalStrict([]byte(configuration), &config))
-			runScheduler(t, config, program)
-			w.podsStartWithTheirVolumes(t, class)
-			t.Run("a node that cannot be asked", func(t *testing.T) {
-				refused := w.refuseVolumes()
-				defer w.noHooks()
-				w.runPod(t, carveScheduler, "waits", class)
-				waittest.Until(t, "a node is asked twice", func() bool { return refused.Load() > 1 })
-				w.runPod(t, carveScheduler, "goes-on", "")
-				w.isPlaced(t, "goes-on")
-				if node := w.nodeOf(t, "waits"); node != "" {
-					t.Errorf("the Pod is on %s without its volume", node)
-				}
-				w.noHooks()
-				w.isPlaced(t, "waits", "waits-data")
-			})
-		})
-	}
-}
-
-// podsStartWithTheirVolumes has a scheduler bring Pods of all kinds to nodes.
-func (w *world) podsStartWithTheirVolumes(t *testing.T, class string) {
+// TestCarveSchedulerStartsPodsWithTheirVolumes has it bring Pods of all kinds to nodes.
+func TestCarveSchedulerStartsPodsWithTheirVolumes(t *testing.T) {
+	w, class := schedulerWorld(t, nil)
 	t.Run("an ephemeral volume", func(t *testing.T) {
 		w.runPod(t, carveScheduler, "ephemeral", class) // once the scheduler has started
 		w.isPlaced(t, "ephemeral", "ephemeral-data")
@@ -455,6 +374,19 @@ func (w *world) podsStartWithTheirVolumes(t *testing.T, class string) {
 			t.Errorf("the Pod whose place it has: error %v, want that it is gone", err)
 		}
 	})
+	t.Run("a node that cannot be asked", func(t *testing.T) {
+		refused := w.refuseVolumes()
+		defer w.noHooks()
+		w.runPod(t, carveScheduler, "waits", class)
+		waittest.Until(t, "a node is asked twice", func() bool { return refused.Load() > 1 })
+		w.runPod(t, carveScheduler, "goes-on", "")
+		w.isPlaced(t, "goes-on")
+		if node := w.nodeOf(t, "waits"); node != "" {
+			t.Errorf("the Pod is on %s without its volume", node)
+		}
+		w.noHooks()
+		w.isPlaced(t, "waits", "waits-data")
+	})
 	t.Run("a Pod that names its node", func(t *testing.T) {
 		spec, _ := scheduledPod(true)
 		spec.NodeName, spec.SchedulerName = "n2", carveScheduler
@@ -465,6 +397,90 @@ func (w *world) podsStartWithTheirVolumes(t *testing.T, class string) {
 			return err == nil && claim.Status.Phase == v1.ClaimBound && claim.Annotations[volume.AnnSelectedNode] == "n2"
 		})
 	})
+}
+
+// TestCarveSchedulerFollowsThePlacement has Pods that both nodes could take.
+func TestCarveSchedulerFollowsThePlacement(t *testing.T) {
+	w, _ := schedulerWorld(t, nil)
+	w.nodes["n2"].Resize("local", 2*gib)
+	const pods, crowd = 3, 20 // more than all that the Pods bring to n1
+	for i := range crowd {
+		name := fmt.Sprintf("crowd-%d", i)
+		must.Get(w.nodes["n2"].CreateVolume(t.Context(), &lvmdv1.CreateVolumeRequest{Name: name, RequiredBytes: 4 * mib, Mode: lvmdv1.VolumeMode_VOLUME_MODE_BLOCK}))(t)
+		w.static(t, name, "unrelated", func(pv *v1.PersistentVolume) { pv.Spec.CSI.Driver, pv.Spec.CSI.VolumeHandle = names.Driver, name })
+	}
+	for _, test := range []struct {
+		placement scheduler.Policy
+		want      string
+	}{
+		{scheduler.MostFree, "n2"},
+		{scheduler.LeastFree, "n1"},
+		{scheduler.FewestVolumes, "n1"},
+	} {
+		t.Run(string(test.placement), func(t *testing.T) {
+			class := w.class(t, func(c *storagev1.StorageClass) {
+				c.Name, c.Parameters = string(test.placement), map[string]string{names.ParamPlacement: string(test.placement)}
+			})
+			waittest.Until(t, "the capacity of both nodes is published for the class", func() bool {
+				list, err := w.client.StorageV1().CSIStorageCapacities(ours).List(t.Context(), metav1.ListOptions{})
+				published := 0
+				for i := range list.Items {
+					if list.Items[i].StorageClassName == class {
+						published++
+					}
+				}
+				return err == nil && published == len(w.nodes)
+			})
+			for i := range pods {
+				name := fmt.Sprintf("%s-%d", test.placement, i)
+				w.runPod(t, carveScheduler, name, class)
+				if got := w.isPlaced(t, name, name+"-data"); got != test.want {
+					t.Errorf("Pod %s is on %s, want %s", name, got, test.want)
+				}
+			}
+		})
+	}
+	waittest.Until(t, "the volumes go with their Pods", func() bool {
+		return len(w.nodes["n1"].Volumes()) == 0 && len(w.nodes["n2"].Volumes()) == crowd
+	})
+}
+
+// TestCarveSchedulerComparesTheSumOfAPodsClaims has two claims of which each fits on n1, and not both.
+func TestCarveSchedulerComparesTheSumOfAPodsClaims(t *testing.T) {
+	w, class := schedulerWorld(t, nil)
+	for _, name := range []string{"first", "second"} {
+		w.named(t, name, class, func(c *v1.PersistentVolumeClaim) {
+			c.Spec.Resources.Requests[v1.ResourceStorage] = resource.MustParse("600Mi")
+		})
+	}
+	placed := watchPlacements(t, w.client)
+	w.runPod(t, carveScheduler, "pair", "", "first", "second")
+	w.waits(t, "pair", "2 node(s) did not have enough free storage")
+	w.nodes["n2"].Resize("local", 2*gib)
+	if node := w.isPlaced(t, "pair", "first", "second"); node != "n2" {
+		t.Errorf("the Pod is on %s, want n2", node)
+	}
+	if wrong := placed.most("n1"); wrong != 0 {
+		t.Errorf("the scheduler chose n1 %d times, where not both claims fit", wrong)
+	}
+}
+
+// TestCarveSchedulerKeepsAPodWithItsMovableVolume has the scheduler try a Pod again and again whose binding failed, and
+// pins nothing.
+func TestCarveSchedulerKeepsAPodWithItsMovableVolume(t *testing.T) {
+	w, _ := schedulerWorld(t, movable, func(c *Controller) { c.core.pinGrace = time.Hour })
+	allow := refuseBindings(t, w.client)
+	startSet(t, w.client, true, func(pod *v1.PodSpec) { pod.SchedulerName = carveScheduler })
+	claim, before, node := w.claimed(t)
+	w.takes(t, node, "0")
+	w.waits(t, "db-0", "1 Too many pods, 1 node(s) didn't satisfy plugin(s) [CarveVolumes]")
+	allow()
+	w.takes(t, node, "10000")
+	after, pod := w.running(t, claim.Name, "")
+	if pod.UID != before.UID || pod.Spec.NodeName != node || w.pv(after).Spec.NodeAffinity != nil {
+		t.Errorf("Pod %s on node %s, it was %s; affinity %v", pod.UID, pod.Spec.NodeName, before.UID, w.pv(after).Spec.NodeAffinity)
+	}
+	w.endSet(t, true, claim, after)
 }
 
 // noHooks has the nodes answer as they are again.
