@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"context"
 	"fmt"
 	"syscall"
 	"testing"
@@ -15,12 +16,14 @@ import (
 	clientfake "k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
+	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config/latest"
 	"k8s.io/kubernetes/pkg/scheduler/backend/cache"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/volumebinding"
 	"k8s.io/kubernetes/pkg/scheduler/framework/runtime"
+	"k8s.io/kubernetes/pkg/scheduler/profile"
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/objects"
@@ -79,8 +82,9 @@ func newScheduler(b testing.TB) (*benchmarked, *cache.Snapshot) {
 	}
 	s := &benchmarked{caches: &caches{SharedInformerFactory: informers.NewSharedInformerFactory(nil, 0)}}
 	ctx := klog.NewContext(b.Context(), klog.Logger{})
-	s.Scheduler, err = scheduler.New(ctx, clientfake.NewClientset(), s.caches, nil,
-		func(string) events.EventRecorderLogger { return events.NewFakeRecorder(0) },
+	client := clientfake.NewClientset()
+	s.Scheduler, err = scheduler.New(ctx, client, s.caches, nil,
+		profile.NewRecorderFactory(events.NewBroadcaster(&events.EventSinkImpl{Interface: client.EventsV1()})),
 		scheduler.WithProfiles(upstream, ours),
 		scheduler.WithFrameworkOutOfTreeRegistry(runtime.Registry{Name: New}))
 	if err != nil {
@@ -150,7 +154,15 @@ func (s *benchmarked) schedule(b testing.TB, profile string) string {
 		b.Fatal(err)
 	}
 	ctx := klog.NewContext(b.Context(), klog.Logger{})
-	result, err := s.SchedulePod(ctx, s.Profiles[profile], framework.NewCycleState(), &framework.QueuedPodInfo{PodInfo: info})
+	var result scheduler.ScheduleResult
+	switch schedule := any(s.SchedulePod).(type) {
+	case func(context.Context, framework.Framework, fwk.CycleState, *framework.QueuedPodInfo) (scheduler.ScheduleResult, error):
+		result, err = schedule(ctx, s.Profiles[profile], framework.NewCycleState(), &framework.QueuedPodInfo{PodInfo: info})
+	case func(context.Context, framework.Framework, fwk.CycleState, *v1.Pod) (scheduler.ScheduleResult, error): // Kubernetes 1.35
+		result, err = schedule(ctx, s.Profiles[profile], framework.NewCycleState(), s.pod)
+	default:
+		b.Fatalf("SchedulePod is a %T", schedule)
+	}
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -84,7 +84,7 @@ func (s *space) scores(class *storagev1.StorageClass, nodes []fwk.NodeInfo) scor
 	scored := scores{}
 	for i, node := range nodes {
 		if best > worst {
-			scored[node.Node().Name] = int64(float64(fwk.MaxNodeScore) * float64(values[i]-worst) / float64(best-worst))
+			scored[node.Node().Name] = int64(float64(fwk.MaxNodeScore) * float64(values[i]-worst) / float64(best-worst)) //nolint:staticcheck // 1.35 has no other name
 		}
 	}
 	return scored

@@ -214,11 +214,15 @@ func TestPreBindReturnsWhenAllClaimsAreBound(t *testing.T) {
 	w := newWorld(t)
 	w.claim("a", "late")
 	w.claim("b", "late")
-	outcome := w.preBind(w.reserve("p", "a", "b"))
+	outcome, ended := w.preBind(w.reserve("p", "a", "b")), make(chan error, 1)
+	go func() { ended <- outcome() }()
 	w.isSelected("b") // before the other one is bound
 	w.provision("a")
+	if len(ended) > 0 {
+		t.Fatal("PreBind returned before claim b was bound")
+	}
 	w.provision("b")
-	if err := outcome(); err != nil {
+	if err := <-ended; err != nil {
 		t.Errorf("got %v, want none", err)
 	}
 }

@@ -21,7 +21,7 @@ func main() {
 	command.Use = "carve-scheduler"
 	command.AddCommand(&cobra.Command{
 		Use: "version", Short: "Print Carve's version",
-		Run: func(*cobra.Command, []string) { fmt.Println(version) },
+		Run: func(command *cobra.Command, _ []string) { fmt.Fprintln(command.OutOrStdout(), version) },
 	})
 	os.Exit(cli.Run(command))
 }
