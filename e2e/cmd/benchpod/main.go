@@ -1,6 +1,6 @@
 // Command benchpod measures, on a real cluster and in one run, how long Pods take from creation to Running: with
-// an emptyDir, and with a Carve volume by kube-scheduler and by carve-scheduler; one by one and in bursts. It relates what
-// a volume takes to lvcreate, mkfs and mount by hand. It prints a Markdown table.
+// an emptyDir, and with a Carve volume by kube-scheduler and by carve-scheduler; one by one and in bursts. It relates
+// what a volume takes to lvcreate, mkfs and mount by hand. It prints a Markdown table.
 package main
 
 import (
