@@ -191,7 +191,7 @@ func (s *space) named(pod *v1.Pod) iter.Seq[*v1.PersistentVolumeClaim] {
 	}
 }
 
-// held returns the node that holds the movable volumes of a Pod: their PersistentVolumes do not tell upstream. It returns
+// held returns the node that holds the movable volumes of a Pod: upstream cannot read it from their PersistentVolumes. It returns
 // an empty set where several nodes hold one each, and nil for a Pod without such volumes.
 func (s *space) held(pod *v1.Pod) (nodes sets.Set[string]) {
 	for claim := range s.named(pod) {
