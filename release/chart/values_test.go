@@ -10,6 +10,7 @@ import (
 
 	"github.com/carve-csi/carve/release/chart"
 	"github.com/carve-csi/carve/release/manifests"
+	"github.com/carve-csi/carve/release/version"
 )
 
 // enabled is every component that has workloads or labels of its own.
@@ -286,5 +287,22 @@ func TestSchedulerImageFollowsCluster(t *testing.T) {
 				t.Errorf("policy for namespaces: got %v, want %v", got, want)
 			}
 		})
+	}
+}
+
+// TestSchedulerImageExistsForEveryModule compares the chart's versions of Kubernetes with those that carve-scheduler is
+// built for.
+func TestSchedulerImageExistsForEveryModule(t *testing.T) {
+	minors, err := version.Minors(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, minor := range minors {
+		if _, err := chart.RenderFor(load(t), "v"+minor+".0", namespace, values(t, "scheduler: {enabled: true}")); err != nil {
+			t.Errorf("Kubernetes %s: %v", minor, err)
+		}
+	}
+	if newest := "v" + minors[len(minors)-1] + ".0"; newest != chart.KubeVersion {
+		t.Errorf("newest version: got %s, want %s", newest, chart.KubeVersion)
 	}
 }
