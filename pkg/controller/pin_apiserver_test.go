@@ -161,7 +161,10 @@ func TestAPodThatIsBoundToAnotherNodeThanItsVolumeIsMadeAgain(t *testing.T) {
 				waittest.Until(t, "it is pinned", w.volumeIs(claim, isPinned(node)))
 			}
 			bindByHand(t, other(node))
-			waittest.Until(t, "its claim goes with it", func() bool { now := w.get(claim); return now == nil || now.DeletionTimestamp != nil })
+			waittest.Until(t, "its claim goes with it", func() bool {
+				now := w.get(claim) // or its successor
+				return now == nil || now.UID != claim.UID || now.DeletionTimestamp != nil
+			})
 			allow()
 			after, pod := w.running(t, claim.Name, string(claim.UID))
 			if on, _ := objects.RecordedNode(w.pv(after)); pod.UID == before.UID || pod.Spec.NodeName != on {
