@@ -28,8 +28,7 @@ type Options struct {
 	// Version is what Carve's programs say that they are; by default what git says
 	// of the source tree.
 	Version string
-	// Architecture is what Carve's images are for, as Go calls it: amd64, which is the default,
-	// or arm64.
+	// Architecture names the processors of Carve's images as Go does: amd64, the default, or arm64.
 	Architecture string
 	// Kubernetes is the minor version that carve-scheduler's image is for, by default that of the
 	// test clusters.

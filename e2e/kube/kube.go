@@ -73,7 +73,7 @@ func build(ctx context.Context, program string, progress io.Writer) (string, err
 	return filepath.Join(programs, program), nil
 }
 
-// Variables are what the linker sets for Kubernetes' programs to know their version.
+// Variables returns the linker's settings by which Kubernetes' programs know their version.
 func Variables(version string) map[string]string {
 	return map[string]string{
 		"k8s.io/component-base/version.gitVersion":   version,

@@ -445,7 +445,7 @@ func TestCarveSchedulerFollowsThePlacement(t *testing.T) {
 	})
 }
 
-// TestCarveSchedulerComparesTheSumOfAPodsClaims has two claims of which each fits on n1, and not both.
+// TestCarveSchedulerComparesTheSumOfAPodsClaims has two claims. Either fits on n1, both do not.
 func TestCarveSchedulerComparesTheSumOfAPodsClaims(t *testing.T) {
 	w, class := schedulerWorld(t, nil)
 	for _, name := range []string{"first", "second"} {

@@ -9,7 +9,7 @@ import (
 
 // Demand is one volume that a Pod needs.
 type Demand struct {
-	// Claim is the claim's UID, of which the ledger makes no use.
+	// Claim is the claim's UID, for the caller; the ledger does not read it.
 	Claim string
 	// Class is the device class, empty for each node's default one; Bytes the
 	// size asked for.

@@ -66,9 +66,9 @@ type Availability struct {
 	disruption disruption
 }
 
-// Ledger is what Availability uses of *scheduler.Ledger. Hold makes a class seem full, or no longer. It is
-// called with Availability locked, so that the ledger learns of holds and of their ends in the order in
-// which they were decided; it takes no lock but its own.
+// Ledger has the methods of *scheduler.Ledger that Availability calls. Hold makes a class seem full, or ends that.
+// Availability calls it under its lock, so that the ledger learns of holds and their ends in the order of the
+// decisions; Hold takes no lock but the ledger's.
 type Ledger interface {
 	Hold(node, class string, held bool)
 }

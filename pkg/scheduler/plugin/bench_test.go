@@ -121,7 +121,7 @@ func (s *benchmarked) fill(b *testing.B, nodes, volumes int, full bool) {
 	s.pod = &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "pod", Namespace: namespace}, Spec: v1.PodSpec{Volumes: []v1.Volume{{Name: "data", VolumeSource: data}}}}
 }
 
-// roomy is what a node has for Pods.
+// roomy returns the resources of a node that no Pod of the benchmark fills.
 func roomy() v1.ResourceList {
 	return v1.ResourceList{v1.ResourceCPU: *resource.NewQuantity(64, resource.DecimalSI), v1.ResourceMemory: *size(256), v1.ResourcePods: *resource.NewQuantity(110, resource.DecimalSI)}
 }

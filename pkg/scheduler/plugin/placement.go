@@ -17,7 +17,7 @@ import (
 const (
 	// holderIndex is the index of Carve's PersistentVolumes by the nodes that hold them.
 	holderIndex = "carve/holder"
-	// scoresKey is where PreScore leaves the scores of nodes.
+	// scoresKey is the key under which PreScore writes the scores of nodes.
 	scoresKey fwk.StateKey = Name
 )
 
