@@ -33,6 +33,7 @@ type Command struct {
 	MaxOutput, MaxErrors int
 	// Memory bounds the program's data, in bytes; 0 is no limit. What it needs
 	// beyond that it does not get, and says so (RLIMIT_DATA, getrlimit(2)).
+	// prlimit(1) sets it, so no right to trace is needed.
 	Memory int64
 	// Abandon has Run return when the process is not gone shortly after it was
 	// killed. Without it, Run waits for as long as that takes: a process that is
@@ -95,7 +96,10 @@ func run(ctx context.Context, c Command, grace, look time.Duration) (Result, err
 		return Result{ExitCode: -1}, err
 	}
 	output, errs := &headBuffer{limit: c.MaxOutput}, &Words{Limit: c.MaxErrors}
-	cmd := exec.Command(c.Program, c.Args...)
+	cmd, err := c.limited()
+	if err != nil {
+		return Result{ExitCode: -1}, err
+	}
 	cmd.Env = c.Env
 	if c.Input != nil {
 		cmd.Stdin = bytes.NewReader(c.Input)
@@ -110,7 +114,7 @@ func run(ctx context.Context, c Command, grace, look time.Duration) (Result, err
 	case c.MaxOutput == 0:
 		cmd.Stdout = errs
 	}
-	p, err := start(cmd, c.Memory)
+	p, err := Start(cmd)
 	if err != nil {
 		return Result{ExitCode: -1}, err
 	}
@@ -142,6 +146,18 @@ func run(ctx context.Context, c Command, grace, look time.Duration) (Result, err
 	default:
 		return r, err
 	}
+}
+
+// limited returns the program to start, below prlimit where its memory is bounded.
+func (c *Command) limited() (*exec.Cmd, error) {
+	if c.Memory == 0 {
+		return exec.Command(c.Program, c.Args...), nil
+	}
+	program, err := exec.LookPath(c.Program) // prlimit would report one that is missing by an exit status
+	if err != nil {
+		return nil, err
+	}
+	return exec.Command("prlimit", append([]string{fmt.Sprintf("--data=%d", c.Memory), "--", program}, c.Args...)...), nil
 }
 
 // reapGrace is how long a killed process may take to be gone before it counts as

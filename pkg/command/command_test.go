@@ -234,7 +234,7 @@ func TestAProcessThatDoesNothingWaits(t *testing.T) {
 	}
 }
 
-func TestMemoryIsLimitedBeforeTheProgramBegins(t *testing.T) {
+func TestMemoryIsLimitedBeforeProgramStarts(t *testing.T) {
 	const memory = 8 << 20
 	// A limit that comes after the program has begun is seen by some of these only.
 	for range 50 {

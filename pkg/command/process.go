@@ -1,8 +1,6 @@
 package command
 
 import (
-	"errors"
-	"fmt"
 	"os/exec"
 	"runtime"
 	"sync/atomic"
@@ -29,14 +27,8 @@ type Process struct {
 // Start starts a program as the leader of a process group. It is killed when this
 // process ends: one that went on would change what the next run does not know of.
 // What it started and left holding its output is not waited for.
-func Start(cmd *exec.Cmd) (*Process, error) { return start(cmd, 0) }
-
-// start is Start of a program that may have so many bytes of memory for its data; 0 is no
-// limit.
-func start(cmd *exec.Cmd, memory int64) (*Process, error) {
-	// A traced process stops before its program's first instruction: it has done nothing yet
-	// when its memory is limited.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL, Ptrace: memory > 0}
+func Start(cmd *exec.Cmd) (*Process, error) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.WaitDelay = reapGrace
 	p := &Process{cmd: cmd, gone: make(chan struct{})}
 	started := make(chan error, 1)
@@ -45,49 +37,14 @@ func start(cmd *exec.Cmd, memory int64) (*Process, error) {
 		// is kept, waiting.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		if err := cmd.Start(); err != nil {
-			started <- err
-			return
-		}
-		err := p.limit(memory)
-		if err != nil {
-			_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
-		}
+		err := cmd.Start()
 		started <- err
-		p.err = cmd.Wait()
-		close(p.gone)
+		if err == nil {
+			p.err = cmd.Wait()
+			close(p.gone)
+		}
 	}()
 	return p, <-started
-}
-
-// limit bounds the data of a process that is traced and has not begun, and has it begin. It
-// runs on the thread that started the process, which is the one that traces it (ptrace(2)).
-func (p *Process) limit(memory int64) error {
-	if memory == 0 {
-		return nil
-	}
-	pid := p.cmd.Process.Pid
-	limit := &unix.Rlimit{Cur: uint64(memory), Max: uint64(memory)}
-	// WNOWAIT, because how the process ends is for Wait.
-	err := ignoringEINTR(func() error { return unix.Waitid(unix.P_PID, pid, nil, unix.WSTOPPED|unix.WEXITED|unix.WNOWAIT, nil) })
-	if err == nil {
-		err = unix.Prlimit(pid, unix.RLIMIT_DATA, limit, nil)
-	}
-	if err == nil {
-		err = unix.PtraceDetach(pid)
-	}
-	if err != nil {
-		return fmt.Errorf("limit the memory of %s: %w", p.cmd.Path, err)
-	}
-	return nil
-}
-
-func ignoringEINTR(call func() error) error {
-	for {
-		if err := call(); !errors.Is(err, unix.EINTR) {
-			return err
-		}
-	}
 }
 
 // Gone is closed when the process has ended and its output is read.
