@@ -136,6 +136,13 @@ const (
 	// ManagedBy is the value of LabelManagedBy.
 	ManagedBy = "carve-controller"
 
+	// ControllerDeployment is the name of the controller's Deployment.
+	ControllerDeployment = "carve-controller"
+	// NodeServiceAccount is the name of the node agents' ServiceAccount.
+	NodeServiceAccount = "carve-node"
+	// UplinkService is the name of the Service that node agents dial.
+	UplinkService = "carve-uplink"
+
 	// Namespace is where Carve is installed by default.
 	Namespace = "carve-system"
 

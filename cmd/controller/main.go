@@ -43,7 +43,6 @@ func main() {
 // flags are the command line.
 type flags struct {
 	controller.Options
-	kubeconfig       string
 	opsListen        string
 	metricsTokenFile string
 }
@@ -60,15 +59,10 @@ func newCommand() *cobra.Command {
 	}
 	cmd.CompletionOptions.DisableDefaultCmd = true
 	flagset := cmd.Flags()
-	flagset.StringVar(&f.kubeconfig, "kubeconfig", "", "file that says how to reach the API server; empty means the Pod's own service account")
 	flagset.StringVar(&f.Namespace, "namespace", names.Namespace, "namespace that Carve is installed in")
-	flagset.StringVar(&f.CapacityOwner, "capacity-owner", "", "Deployment in the same namespace that the CSIStorageCapacity objects belong to, so that they go with it; empty means that nothing owns them")
 	flagset.StringVar(&f.UplinkListen, "uplink-listen", ":9443", "address on which nodes are expected, host:port")
-	flagset.StringVar(&f.UplinkHost, "uplink-host", "carve-uplink."+names.Namespace+".svc", "name under which nodes know the controller; its certificate carries it")
-	flagset.StringVar(&f.NodeServiceAccount, "node-service-account", "carve-node", "service account of the node agent, in the same namespace")
 	flagset.StringVar(&f.opsListen, "ops-listen", ":9808", "address of /healthz, /readyz, /metrics and /debug/pprof (HTTPS); empty serves none")
-	flagset.StringVar(&f.metricsTokenFile, "metrics-token-file", "", "file with the bearer token for /metrics and /debug/pprof; empty: both are refused")
-	flagset.BoolVar(&f.LeaderElect, "leader-elect", true, "let one of several replicas act")
+	flagset.StringVar(&f.metricsTokenFile, "metrics-token-file", "/etc/carve/metrics/token", "file with the bearer token that may read /metrics and /debug/pprof")
 	flagset.BoolVar(&f.RemoveOrphans, "remove-orphans", false, "remove volumes of this cluster that no PersistentVolume and no claim knows, "+
 		"instead of only reporting them; do not use with the reclaim policy Retain")
 	flagset.DurationVar(&f.OrphanGrace, "orphan-grace", controller.DefaultOrphanGrace,
@@ -97,7 +91,7 @@ func newCommand() *cobra.Command {
 func run(ctx context.Context, f flags) error {
 	f.Log.Info("starting", "version", version)
 	limitMemory(f.Log, memlimit.FromCgroup)
-	client, snapshots, err := newClients(f.kubeconfig)
+	client, snapshots, err := newClients()
 	if err != nil {
 		return err
 	}
@@ -109,7 +103,7 @@ func run(ctx context.Context, f flags) error {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	controller.CountAPIRequests(registry)
-	f.Version = version
+	f.Version, f.LeaderElect = version, true
 	f.Client, f.Registerer, f.Identity = client, registry, hostname+"_"+string(uuid.NewUUID())
 	c, err := controller.New(f.Options)
 	if err != nil {
@@ -125,12 +119,12 @@ func run(ctx context.Context, f flags) error {
 	return group.Wait()
 }
 
-// newClients makes clients without a limit of their own: a burst of claims is
-// for the API server's priority and fairness to weigh, not for us to delay.
-func newClients(kubeconfig string) (kubernetes.Interface, snapshotclient.Interface, error) {
+// newClients makes clients for the API server that KUBECONFIG names, or else the Pod's own, without a limit:
+// a burst of claims is for the API server's priority and fairness to weigh, not for us to delay.
+func newClients() (kubernetes.Interface, snapshotclient.Interface, error) {
 	config, err := rest.InClusterConfig()
-	if kubeconfig != "" {
-		config, err = clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if file := os.Getenv(clientcmd.RecommendedConfigPathEnvVar); file != "" {
+		config, err = clientcmd.BuildConfigFromFlags("", file)
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("find the API server: %w", err)

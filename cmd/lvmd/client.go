@@ -24,29 +24,23 @@ const clientTimeout = 2 * time.Minute
 
 // client is what the subcommands that talk to a running lvmd share.
 type client struct {
-	socket string
+	socket *string
 	json   bool
 }
 
-// clientCommands are for administrators: they ask the lvmd of this machine.
-func clientCommands() []*cobra.Command {
-	c := &client{}
-	commands := []*cobra.Command{
+// commands are for administrators: they ask the lvmd of this machine.
+func (c *client) commands() []*cobra.Command {
+	return []*cobra.Command{
 		c.classes(), c.volumes(), c.create(), c.delete(), c.expand(), c.snapshots(), c.snapshot(), c.deleteSnapshot(),
 		c.adopt(), c.confirmAdoption(), c.revertAdoption(),
 	}
-	for _, command := range commands {
-		command.Flags().StringVar(&c.socket, "socket", defaultSocket, "unix socket of the running lvmd")
-		command.Flags().BoolVar(&c.json, "json", false, "print JSON, one object per line")
-	}
-	return commands
 }
 
 // call runs f with a connection, and makes errors readable.
 func (c *client) call(ctx context.Context, f func(context.Context, lvmdv1.LVMDClient) error) error {
 	ctx, cancel := context.WithTimeout(ctx, clientTimeout)
 	defer cancel()
-	conn, err := lvmd.Dial(c.socket)
+	conn, err := lvmd.Dial(*c.socket)
 	if err != nil {
 		return err
 	}

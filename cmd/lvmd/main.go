@@ -43,6 +43,10 @@ func command(reduce func() error) *cobra.Command {
 		SilenceErrors: true,
 	}
 	f.add(c.Flags())
+	asks := &client{}
+	c.PersistentFlags().StringVar(&f.socket, "socket", "/run/carve/lvmd.sock", "unix socket that lvmd serves on, and that the commands ask")
+	c.PersistentFlags().BoolVar(&asks.json, "json", false, "have the commands that ask lvmd print JSON, one object per line")
+	asks.socket = &f.socket
 	logs := logging.AddFlags(c.Flags())
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		log, err := logs.Logger(os.Stderr)
@@ -52,7 +56,7 @@ func command(reduce func() error) *cobra.Command {
 		return run(c.Context(), f, log)
 	}
 	c.AddCommand(checkConfig(), configSchema())
-	c.AddCommand(clientCommands()...)
+	c.AddCommand(asks.commands()...)
 	return c
 }
 

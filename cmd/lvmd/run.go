@@ -26,8 +26,6 @@ import (
 	"github.com/carve-csi/carve/pkg/uplink"
 )
 
-const defaultSocket = "/run/carve/lvmd.sock"
-
 // stopBound is by when the process is gone after SIGTERM, whatever the kernel
 // holds: the journal makes up for what is cut off.
 const stopBound = 4500 * time.Millisecond
@@ -50,20 +48,22 @@ type flags struct {
 
 func (f *flags) add(s *pflag.FlagSet) {
 	s.StringVar(&f.config, "config", "/etc/carve/lvmd.yaml", "configuration file")
-	s.StringVar(&f.socket, "socket", defaultSocket, "unix socket to serve on")
 	s.StringVar(&f.stateDir, "state-dir", "/var/lib/carve", "directory of the journal")
-	s.StringVar(&f.lockDir, "lock-dir", lvm.LockDir, "directory of the lock that only one lvmd of a node has, beside LVM's own locks")
 	s.StringVar(&f.nodeName, "node-name", "", "name of this node in Kubernetes; required with --controller")
 	s.StringVar(&f.controller, "controller", "carve-uplink.carve-system.svc:9443",
 		"host:port of the controller; a connection is kept to every address of the host; empty means no uplink")
-	s.StringVar(&f.controllerCA, "controller-ca", "/etc/carve/uplink/ca.crt", "PEM file with the CA of the controller's certificate; read at every dial")
-	s.StringVar(&f.tokenFile, "token-file", "/var/run/secrets/carve/token", "service-account token to present to the controller; read at every dial")
 	s.StringVar(&f.opsListen, "ops-listen", ":9808", "host:port for /healthz, /readyz, /metrics and /debug/pprof over HTTPS; empty means none")
+	f.controllerCA, f.tokenFile = "/etc/carve/uplink/ca.crt", "/var/run/secrets/carve/token"
 	s.StringVar(&f.metricsTokenFile, "metrics-token-file", "/etc/carve/metrics/token", "file with the bearer token that may read /metrics and /debug/pprof")
-	s.StringVar(&f.lvmPath, "lvm", "lvm", "the lvm program: a path, or a name to look up in PATH")
-	s.BoolVar(&f.lvmLasting, "lvm-lasting", true, "keep one lvm process for each volume group, instead of starting one for each change")
 	s.DurationVar(&f.commandTimeout, "lvm-timeout", time.Minute, "deadline of each LVM command")
 	s.DurationVar(&f.poolTimeout, "pool-activation-timeout", time.Hour, "deadline of the check of a thin pool's metadata, which comes before the pool is activated")
+	// Tests run several lvmds on one machine, with an lvm of their own.
+	s.StringVar(&f.lockDir, "lock-dir", lvm.LockDir, "directory of the lock that only one lvmd of a node has, beside LVM's own locks")
+	s.StringVar(&f.lvmPath, "lvm", "lvm", "lvm program: a path, or a name to look up in PATH")
+	s.BoolVar(&f.lvmLasting, "lvm-lasting", true, "keep one lvm process for each volume group, instead of starting one for each change")
+	for _, name := range []string{"lock-dir", "lvm", "lvm-lasting"} {
+		_ = s.MarkHidden(name) // it exists
+	}
 }
 
 // run runs lvmd until ctx is done: lock, load, listen, serve, stop.

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
@@ -56,9 +55,8 @@ func TestEachTransportServesItsCallers(t *testing.T) {
 	defer network.Close()
 	fake := lvmfake.New()
 	fake.AddGroup("carve", 4<<20, 32)
-	f, set := flags{}, pflag.NewFlagSet("lvmd", pflag.ContinueOnError)
-	f.add(set)
-	must.Succeed(t, set.Parse(append(network.Flags(), "--socket="+filepath.Join(t.TempDir(), "lvmd.sock"), "--ops-listen=")))
+	f := flags{nodeName: "node", socket: filepath.Join(t.TempDir(), "lvmd.sock")}
+	f.controller, f.controllerCA, f.tokenFile = network.Dials()
 	c := must.Get(config.Parse("lvmd.yaml", []byte(strings.ReplaceAll(valid, "carve-no-such-group", "carve"))))(t)
 	o := lvmd.Options{Config: c, LVM: fake, StateDir: t.TempDir(), Log: slog.New(slog.DiscardHandler), Metrics: lvmd.NewMetrics()}
 	ctx, stop := context.WithCancel(t.Context())

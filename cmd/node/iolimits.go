@@ -12,6 +12,12 @@ import (
 	"github.com/carve-csi/carve/pkg/logging"
 )
 
+// Where the container io-limits has the volumes that it shares with the node plugin, and the node's cgroups.
+const (
+	ioLimitsDir = "/run/carve-io-limits"
+	cgroupRoot  = "/host/cgroup"
+)
+
 // ioLimitDirs are where the plugin and the program that limits I/O meet below a directory. Each
 // is a volume of its own, which the other mounts read-only. Empty: there is no such program.
 func ioLimitDirs(dir string) driver.IOLimitDirs {
@@ -22,7 +28,6 @@ func ioLimitDirs(dir string) driver.IOLimitDirs {
 }
 
 func ioLimits() *cobra.Command {
-	var dir, root string
 	c := &cobra.Command{
 		Use:   "io-limits",
 		Short: "Limit the I/O of Pods as the node plugin requests it",
@@ -30,18 +35,15 @@ func ioLimits() *cobra.Command {
 			"Runs in a container of its own, with the node's cgroups and no other rights. Needs cgroup v2.",
 		Args: cobra.NoArgs,
 	}
-	flags := c.Flags()
-	flags.StringVar(&dir, "dir", "/run/carve-io-limits", "directory that is shared with the node plugin, its --io-limits-dir")
-	flags.StringVar(&root, "cgroup-root", "/sys/fs/cgroup", "where the node's cgroups are mounted")
-	logs := logging.AddFlags(flags)
+	logs := logging.AddFlags(c.Flags())
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		log, err := logs.Logger(os.Stderr)
 		if err != nil {
 			return err
 		}
-		at := ioLimitDirs(dir)
+		at := ioLimitDirs(ioLimitsDir)
 		log.Info("starting", "version", version)
-		iolimit.NewApplier(iolimit.Options{Cgroups: cgroup.Root(root), RequestDir: at.Requests, ReportDir: at.Reports, Log: log}).Run(c.Context())
+		iolimit.NewApplier(iolimit.Options{Cgroups: cgroup.Root(cgroupRoot), RequestDir: at.Requests, ReportDir: at.Reports, Log: log}).Run(c.Context())
 		log.Info("stopped")
 		return nil
 	}

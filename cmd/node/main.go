@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/driver/inline"
 	"github.com/carve-csi/carve/pkg/driver/mount"
@@ -29,15 +31,14 @@ import (
 var version = "dev"
 
 type options struct {
-	nodeName, kubeletDir, hostProc                string
-	csiSocket, kubeletSocketPath, registrationDir string
-	lvmdSocket                                    string
-	maxVolumes                                    int64
-	inlineVolumes                                 bool
-	smallestVolume, inlineMaxSize, checkMemory    resource.QuantityValue
-	ioLimitsDir                                   string
-	opsListen, metricsTokenFile                   string
-	logging                                       *logging.Options
+	nodeName, kubeletDir, hostProc             string
+	csiSocket, registrationDir, lvmdSocket     string
+	maxVolumes                                 int64
+	inlineVolumes                              bool
+	smallestVolume, inlineMaxSize, checkMemory resource.QuantityValue
+	ioLimitsDir                                string
+	opsListen, metricsTokenFile                string
+	logging                                    *logging.Options
 	system
 }
 
@@ -82,10 +83,6 @@ func command(s system) *cobra.Command {
 	flags.StringVar(&o.nodeName, "node-name", "", "the node's name in Kubernetes; required")
 	flags.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's root directory; paths in its requests must lie below it")
 	flags.StringVar(&o.hostProc, "host-proc", "/proc", "where the host's /proc is mounted; by it the processes are found that have a volume mounted in another mount namespace")
-	flags.StringVar(&o.csiSocket, "csi-socket", "/csi/csi.sock", "unix socket on which CSI is served")
-	flags.StringVar(&o.kubeletSocketPath, "kubelet-socket-path", "/var/lib/kubelet/plugins/carve.csi.local/csi.sock", "path of the CSI socket as the kubelet sees it, on the host")
-	flags.StringVar(&o.registrationDir, "registration-dir", "/registration", "directory that the kubelet watches for plugins; empty: not registered")
-	flags.StringVar(&o.lvmdSocket, "lvmd-socket", "/run/carve/lvmd.sock", "unix socket of lvmd")
 	flags.Int64Var(&o.maxVolumes, "max-volumes", 0, "how many volumes the scheduler may place on the node; 0: as many as the metadata of its volume groups could hold")
 	flags.Var(&o.smallestVolume, "smallest-volume", "the smallest size of a volume that Pods claim, such as 10Gi: while no device class has that much free space, the scheduler may place no volumes on the node beside those there, and Karpenter adds nodes. Needs Kubernetes 1.35; 0: free space does not count")
 	flags.BoolVar(&o.inlineVolumes, "inline-volumes", false, "let Pods define volumes in their own specification; the CSIDriver object must allow it, too")
@@ -93,7 +90,14 @@ func command(s system) *cobra.Command {
 	flags.Var(&o.checkMemory, "check-memory", "the memory that the check of one file system may take; of those that take more than 32Mi one runs at a time, beside one that waits for its disk. The container's memory limit must be twice this and 384Mi")
 	flags.StringVar(&o.ioLimitsDir, "io-limits-dir", "", "directory that is shared with carve-node io-limits, which limits the I/O of Pods; empty: nothing does")
 	flags.StringVar(&o.opsListen, "ops-listen", ":9809", "address of /healthz, /readyz, /metrics and /debug/pprof (HTTPS); empty: not served")
-	flags.StringVar(&o.metricsTokenFile, "metrics-token-file", "", "file with the bearer token for /metrics and /debug/pprof; empty: both are refused")
+	flags.StringVar(&o.metricsTokenFile, "metrics-token-file", "/etc/carve/metrics/token", "file with the bearer token that may read /metrics and /debug/pprof")
+	// The container mounts these where their defaults are.
+	flags.StringVar(&o.csiSocket, "csi-socket", "/csi/csi.sock", "unix socket to serve CSI on")
+	flags.StringVar(&o.registrationDir, "registration-dir", "/registration", "directory that the kubelet watches for plugins; empty: do not register")
+	flags.StringVar(&o.lvmdSocket, "lvmd-socket", "/run/carve/lvmd.sock", "unix socket of lvmd")
+	for _, name := range []string{"csi-socket", "registration-dir", "lvmd-socket"} {
+		_ = flags.MarkHidden(name) // it exists
+	}
 	o.logging = logging.AddFlags(flags)
 	c.AddCommand(ioLimits())
 	return c
@@ -117,7 +121,7 @@ func run(ctx context.Context, o options) error {
 	defer conn.Close()
 
 	metrics := driver.NewMetrics()
-	registration := driver.NewRegistration(o.kubeletSocketPath, metrics, log)
+	registration := driver.NewRegistration(filepath.Join(o.kubeletDir, "plugins", names.Driver, "csi.sock"), metrics, log)
 	node, err := driver.New(ctx, driver.Options{
 		NodeName:       o.nodeName,
 		MaxVolumes:     o.maxVolumes,

@@ -82,7 +82,7 @@ func TestItIsReadyOnceRegisteredAndStops(t *testing.T) {
 		shared: func(dir string) error { shared = append(shared, dir); return nil },
 	})
 	c.SetArgs([]string{
-		"--node-name=node-1", "--kubelet-dir=" + m.KubeletDir, "--csi-socket=" + m.CSISocket(), "--kubelet-socket-path=" + m.CSISocket(),
+		"--node-name=node-1", "--kubelet-dir=" + m.KubeletDir, "--csi-socket=" + m.CSISocket(),
 		"--registration-dir=" + filepath.Dir(m.RegistrationSocket()), "--lvmd-socket=" + m.LVMDSocket(), "--ops-listen=" + address,
 		"--log-level=error",
 	})

@@ -90,6 +90,9 @@ func Commands(name, about string, root *cobra.Command) string {
 func flagTable(c *cobra.Command) string {
 	var rows [][]string
 	c.LocalFlags().VisitAll(func(f *pflag.Flag) {
+		if f.Hidden {
+			return
+		}
 		value := f.DefValue
 		if value == "[]" {
 			value = ""

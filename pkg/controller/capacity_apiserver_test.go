@@ -31,7 +31,7 @@ func TestCapacityHealsItselfOnARealServer(t *testing.T) {
 	install(t, client)
 	class := w.class(t, nil)
 	deployment := replaceDeployment(t, client)
-	actWith(t, w, Options{Client: asController(t), Namespace: ours, CapacityOwner: deployment.Name})
+	actWith(t, w, Options{Client: asController(t), Namespace: ours})
 	api := client.StorageV1().CSIStorageCapacities(ours)
 	name := capacity.Key{Node: "n1", Class: class}.ObjectName()
 	get := func() *storagev1.CSIStorageCapacity {

@@ -43,14 +43,8 @@ type Options struct {
 	Snapshots snapshotclient.Interface
 	// Namespace is where Carve is installed.
 	Namespace string
-	// UplinkListen is the address that nodes dial; UplinkHost the name by which
-	// they know it.
-	UplinkListen, UplinkHost string
-	// CapacityOwner is the Deployment, in Namespace, that capacity objects belong
-	// to; empty, which is allowed, for none.
-	CapacityOwner string
-	// NodeServiceAccount is the service account of the node agent, in Namespace.
-	NodeServiceAccount string
+	// UplinkListen is the address that nodes dial.
+	UplinkListen string
 	// Identity names this replica in the lease.
 	Identity string
 	// LeaderElect makes replicas agree on which one acts. Without it this one does.
@@ -129,10 +123,6 @@ func New(o Options) (*Controller, error) {
 		return nil, errors.New("no client for the API server")
 	case o.Namespace == "":
 		return nil, errors.New("no namespace")
-	case o.UplinkHost == "":
-		return nil, errors.New("no name for the uplink")
-	case o.NodeServiceAccount == "":
-		return nil, errors.New("no service account for the nodes")
 	case o.OrphanGrace < audit.LeastOrphanGrace:
 		return nil, fmt.Errorf("--orphan-grace: %v is too short, at least %v are needed: a PersistentVolume is written after its volume is made", o.OrphanGrace, audit.LeastOrphanGrace)
 	}
@@ -154,7 +144,7 @@ func New(o Options) (*Controller, error) {
 		Cluster: known, identity: provision.NewIdentity(time.Now()),
 		ledger: scheduler.NewLedger(time.Now), ids: cluster.NewIDs(known),
 	}
-	if c.agents, err = trust.NewAgents(o.Client, o.Namespace, o.NodeServiceAccount); err != nil {
+	if c.agents, err = trust.NewAgents(o.Client, o.Namespace, names.NodeServiceAccount); err != nil {
 		return nil, err
 	}
 	c.core.Losses.MayHaveAgent = c.agents.MayBeOn
@@ -164,7 +154,7 @@ func New(o Options) (*Controller, error) {
 		func() float64 { return float64(c.core.Fleet.Refused()) },
 		func() float64 { return float64(c.core.ledger.Reservations()) },
 		c.heldBack)
-	if c.core.owner, err = capacity.NewOwner(o.Client, o.Namespace, o.CapacityOwner); err != nil {
+	if c.core.owner, err = capacity.NewOwner(o.Client, o.Namespace); err != nil {
 		return nil, err
 	}
 	return c, nil
@@ -194,7 +184,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { c.agents.Run(ctx); return nil })
 	group.Go(func() error { return c.naming.run(ctx) })
-	store := trust.NewStore(c.o.Client, c.o.Namespace, c.o.UplinkHost, c.o.Log)
+	store := trust.NewStore(c.o.Client, c.o.Namespace, names.UplinkService+"."+c.o.Namespace+".svc", c.o.Log)
 	trusted := make(chan struct{})
 	group.Go(func() error { store.Run(ctx, trusted); return nil })
 	group.Go(func() error {
@@ -246,7 +236,7 @@ func (c *Controller) serveUplink(ctx context.Context, lis net.Listener, store *t
 	}
 	server := uplink.NewServer(uplink.ServerConfig{
 		GetCertificate: store.GetCertificate,
-		Authenticate:   trust.NewAuthenticator(c.o.Client, c.o.Namespace, c.o.NodeServiceAccount).Authenticate,
+		Authenticate:   trust.NewAuthenticator(c.o.Client, c.o.Namespace, names.NodeServiceAccount).Authenticate,
 		OnSession: func(s *uplink.Session) {
 			c.core.Fleet.Add(s)
 			c.naming.connected(s.Node())

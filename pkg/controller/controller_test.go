@@ -53,8 +53,8 @@ func startReplica(t *testing.T, client *fake.Clientset, name string, changes ...
 	t.Helper()
 	r := &replica{uplink: freeAddress(t)}
 	o := Options{
-		Client: client, Namespace: "carve-system", UplinkListen: r.uplink, UplinkHost: "carve-uplink.test",
-		NodeServiceAccount: "carve-node", Identity: name, LeaderElect: true,
+		Client: client, Namespace: "carve-system", UplinkListen: r.uplink,
+		Identity: name, LeaderElect: true,
 		Registerer: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler),
 	}
 	for _, change := range changes {
@@ -149,7 +149,7 @@ func connectServing(t *testing.T, client *fake.Clientset, node string, serve fun
 		go func() {
 			defer close(done)
 			_ = uplink.RunClient(ctx, uplink.ClientOptions{
-				Addresses: r.uplink, ServerName: "carve-uplink.test", NodeName: node, Serve: server.Serve,
+				Addresses: r.uplink, ServerName: "carve-uplink.carve-system.svc", NodeName: node, Serve: server.Serve,
 				CAFile: filepath.Join(dir, "ca.crt"), TokenFile: filepath.Join(dir, "token"), Log: log,
 			})
 		}()
@@ -215,13 +215,11 @@ func TestANodeCannotSpeakForAnother(t *testing.T) {
 }
 
 func TestOptionsThatCannotWorkAreErrors(t *testing.T) {
-	good := Options{Client: clientfake.New(), Namespace: "n", UplinkHost: "h", NodeServiceAccount: "s",
+	good := Options{Client: clientfake.New(), Namespace: "n",
 		Registerer: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)}
 	for name, change := range map[string]func(*Options){
 		"no client":                        func(o *Options) { o.Client = nil },
 		"no namespace":                     func(o *Options) { o.Namespace = "" },
-		"no uplink name":                   func(o *Options) { o.UplinkHost = "" },
-		"no service account":               func(o *Options) { o.NodeServiceAccount = "" },
 		"an orphan that was made just now": func(o *Options) { o.OrphanGrace = time.Second },
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -15,7 +15,7 @@ type core struct {
 	metrics   *metrics
 	identity  string
 	available *cluster.Availability
-	owner     *capacity.Owner // nil for none
+	owner     *capacity.Owner
 	ids       *cluster.IDs
 	// What follows is set by tests only, and zero means the constants: how many claims, volumes that are to
 	// be deleted, grown or changed, and snapshots are worked on at once, from when on a create is slow,

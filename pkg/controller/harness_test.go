@@ -79,7 +79,7 @@ func newHarnessOn(t *testing.T, client *fake.Clientset, opts ...harnessOption) *
 		log = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	}
 	c := must.Get(New(Options{
-		Client: h.client, Namespace: "carve-system", UplinkHost: "carve", NodeServiceAccount: "carve-node",
+		Client: h.client, Namespace: "carve-system",
 		Registerer: prometheus.NewRegistry(), Log: log,
 	}))(t)
 	withoutPods(c)

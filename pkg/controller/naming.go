@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -15,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 
+	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/fleet"
 )
@@ -47,8 +47,7 @@ type naming struct {
 }
 
 func newNaming(o Options, nodes *fleet.Fleet) *naming {
-	service, _, _ := strings.Cut(o.UplinkHost, ".")
-	return &naming{client: o.Client, namespace: o.Namespace, service: service, fleet: nodes, log: o.Log,
+	return &naming{client: o.Client, namespace: o.Namespace, service: names.UplinkService, fleet: nodes, log: o.Log,
 		changed: make(chan struct{}, 1), due: map[string]struct{}{}}
 }
 

@@ -28,7 +28,7 @@ func TestTheControllersRightsAreEnoughToNameTheReplicas(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	nodes := fleet.New(fleet.Options{Log: log})
 	t.Cleanup(nodes.Close)
-	n := newNaming(Options{Client: asController(t), Namespace: ours, UplinkHost: service + "." + ours + ".svc", Log: log}, nodes)
+	n := newNaming(Options{Client: asController(t), Namespace: ours, Log: log}, nodes)
 	net := must.Get(uplinktest.NewNetwork(t.TempDir(), func(s *uplink.Session) { nodes.Add(s); n.connected(s.Node()) }))(t)
 	t.Cleanup(net.Close)
 	var running sync.WaitGroup

@@ -17,16 +17,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// owned has the capacities belong to the Deployment carve-controller.
-func owned(t *testing.T) harnessOption {
-	return func(c *Controller) {
-		var err error
-		if c.core.owner, err = capacity.NewOwner(c.o.Client, c.o.Namespace, "carve-controller"); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
 // deployment makes ours.
 func (h *harness) deployment(uid types.UID) {
 	h.t.Helper()
@@ -58,7 +48,7 @@ func (h *harness) change(node string, f func(*storagev1.CSIStorageCapacity)) {
 }
 
 func TestCapacitiesBelongToTheDeployment(t *testing.T) {
-	h := newHarness(t, owned(t))
+	h := newHarness(t)
 	h.node("n1", gib)
 	h.node("n2", gib)
 	h.class("carve", nil)
@@ -77,7 +67,7 @@ func TestCapacitiesBelongToTheDeployment(t *testing.T) {
 }
 
 func TestCapacitiesAreNotMadeForADeploymentThatIsGone(t *testing.T) {
-	h := newHarness(t, owned(t))
+	h := newHarness(t)
 	node := h.node("n1", gib)
 	h.class("carve", nil)
 	h.deployment("first")
@@ -107,7 +97,7 @@ func TestCapacitiesAreNotMadeForADeploymentThatIsGone(t *testing.T) {
 }
 
 func TestCapacitiesOfAnInstallationWithoutTheDeploymentHaveNoOwner(t *testing.T) {
-	h := newHarness(t, owned(t))
+	h := newHarness(t)
 	h.node("n1", gib)
 	h.class("carve", nil)
 	h.run()
@@ -116,7 +106,7 @@ func TestCapacitiesOfAnInstallationWithoutTheDeploymentHaveNoOwner(t *testing.T)
 
 // No node of a kind is empty: only the objects say what there was of it.
 func TestWhatIsPublishedOfKindsFollowsTheDeployment(t *testing.T) {
-	h := newHarness(t, owned(t), withTemplates)
+	h := newHarness(t, withTemplates)
 	h.class("carve", func(c *storagev1.StorageClass) {
 		c.Annotations = map[string]string{names.AnnotationTemplateCapacity: "never-seen=3Gi"}
 	})

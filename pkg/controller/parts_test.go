@@ -42,7 +42,7 @@ func TestOptionsThatCannotBeMeantAreRefused(t *testing.T) {
 		"all of them":                           {func(o *Options) { o.Disable = Parts() }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := Options{Client: clientfake.New(), Namespace: "carve-system", UplinkHost: "carve", NodeServiceAccount: "carve-node",
+			o := Options{Client: clientfake.New(), Namespace: "carve-system",
 				Registerer: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler), CSISocket: "/run/csi.sock", Disable: []string{PartProvisioning}}
 			test.change(&o)
 			_, err := New(o)

@@ -183,7 +183,6 @@ func actOn(t *testing.T, w *world, o Options, changes ...harnessOption) (*Contro
 // startOn is actOn for tests that end the controller themselves.
 func startOn(t *testing.T, w *world, o Options, changes ...harnessOption) (c *Controller, net *uplinktest.Network, stop func()) {
 	t.Helper()
-	o.UplinkHost, o.NodeServiceAccount = "carve", "carve-node"
 	o.Registerer, o.Log = prometheus.NewRegistry(), slog.New(slog.DiscardHandler)
 	c = must.Get(New(o))(t)
 	for _, change := range changes {

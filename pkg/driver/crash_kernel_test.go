@@ -230,7 +230,7 @@ func launchCrashing(t testing.TB, m *drivertest.Machine, point crashPoint) *plug
 func launchReal(t testing.TB, m *drivertest.Machine) *pluginProcess {
 	t.Helper()
 	return launch(t, m, exec.Command("carve-node", "--node-name="+drivertest.NodeName, "--kubelet-dir="+m.KubeletDir,
-		"--csi-socket="+m.CSISocket(), "--kubelet-socket-path="+m.CSISocket(), "--registration-dir="+filepath.Dir(m.RegistrationSocket()),
+		"--csi-socket="+m.CSISocket(), "--registration-dir="+filepath.Dir(m.RegistrationSocket()),
 		"--lvmd-socket="+m.LVMDSocket(), "--ops-listen="))
 }
 

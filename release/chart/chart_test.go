@@ -320,7 +320,7 @@ func TestTheKubeletsDirectoryIsOneValue(t *testing.T) {
 	want := values(t, strings.ReplaceAll(string(text), "/var/lib/kubelet", "/data/kubelet"))
 	containers, _, _ := unstructured.NestedSlice(want, "spec", "template", "spec", "containers")
 	plugin := containers[1].(map[string]any)
-	plugin["args"] = append(plugin["args"].([]any), "--kubelet-dir=/data/kubelet", "--kubelet-socket-path=/data/kubelet/plugins/carve.csi.local/csi.sock")
+	plugin["args"] = append(plugin["args"].([]any), "--kubelet-dir=/data/kubelet")
 	if err := unstructured.SetNestedSlice(want, containers, "spec", "template", "spec", "containers"); err != nil {
 		t.Fatal(err)
 	}

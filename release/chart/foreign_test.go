@@ -136,7 +136,7 @@ func TestThePodMonitorSelectsWhatHasMetrics(t *testing.T) {
 	for key, pod := range podTemplates(t, set) {
 		for i := range pod.Spec.Containers {
 			c := &pod.Spec.Containers[i]
-			if !slices.ContainsFunc(c.Args, func(arg string) bool { return strings.HasPrefix(arg, "--metrics-token-file=") }) {
+			if !slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "metrics-token" }) {
 				continue
 			}
 			seen++

@@ -104,7 +104,7 @@ dashboards: {labels: {for: grafana}, annotations: {grafana_folder: Storage}}
 		{agent, "spec template spec containers node image", carve},
 		{agent, "spec template spec containers node imagePullPolicy", "Always"},
 		{agent, "spec template spec containers node resources limits memory", "2Gi"},
-		{agent, "spec template spec containers node args", "[--node-name=$(NODE_NAME), --metrics-token-file=/etc/carve/metrics/token, " +
+		{agent, "spec template spec containers node args", "[--node-name=$(NODE_NAME), " +
 			"--host-proc=/host/proc, --inline-volumes, --inline-max-size=5Gi, --io-limits-dir=/run/carve-io-limits, --of-the-node]"},
 		{agent, "spec template spec containers lvmd image", carve},
 		{agent, "spec template spec containers lvmd imagePullPolicy", "Always"},

@@ -34,7 +34,7 @@ const (
 	storageClass   = "carve"
 	driver         = "carve.csi.local"
 	topologyKey    = "topology.carve.csi.local/node"
-	uplinkHost     = "carve-uplink"
+	uplinkHost     = "carve-uplink." + carveNamespace + ".svc"
 	metricsToken   = "benchmark"
 	// waitTimeout bounds every wait for the cluster to become as it should be.
 	waitTimeout = 3 * time.Minute
@@ -258,7 +258,7 @@ func (c *cluster) startReplica(ctx context.Context, replica int) error {
 		}
 	}
 	process, err := c.start(fmt.Sprintf("controller-%d", replica), c.programs.controller,
-		"--kubeconfig", c.kubeconfig, "--uplink-listen", uplinkAddress(replica), "--uplink-host", uplinkHost,
+		"--uplink-listen", uplinkAddress(replica),
 		"--ops-listen", opsAddress(replica), "--metrics-token-file", filepath.Join(c.dir, "metrics-token"), "--log-level", "warn")
 	c.controllers[replica] = process
 	return err
@@ -372,6 +372,7 @@ func (c *cluster) start(name, path string, arguments ...string) (*process, error
 	defer log.Close()
 	command := exec.Command(path, arguments...)
 	command.Stdout, command.Stderr = log, log
+	command.Env = append(os.Environ(), "KUBECONFIG="+c.kubeconfig)
 	if err := c.namespace.Start(command); err != nil {
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}

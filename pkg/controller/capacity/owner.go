@@ -11,29 +11,25 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 )
 
-// Owner is the Deployment that capacity objects belong to, so that the
-// garbage collector takes them away when Carve is taken out of the cluster. nil is
-// none. Its methods are safe for concurrent use.
+// Owner watches the controller's Deployment, which owns the capacity objects: the garbage
+// collector removes them when Carve is uninstalled. Its methods are safe for concurrent use.
 type Owner struct {
-	name    string
 	factory informers.SharedInformerFactory
 	cache.TypedSharedIndexInformer[*appsv1.Deployment]
 	// seen is set once the Deployment was found to exist.
 	seen atomic.Bool
 }
 
-// NewOwner watches one Deployment; without a name, none.
-func NewOwner(client kubernetes.Interface, namespace, name string) (*Owner, error) {
-	if name == "" {
-		return nil, nil
-	}
-	o := &Owner{name: name}
+// NewOwner watches the controller's Deployment in a namespace, once it is started.
+func NewOwner(client kubernetes.Interface, namespace string) (*Owner, error) {
+	o := &Owner{}
 	o.factory = informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(namespace),
 		informers.WithTweakListOptions(func(l *metav1.ListOptions) {
-			l.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
+			l.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, names.ControllerDeployment).String()
 		}))
 	o.TypedSharedIndexInformer = o.factory.Apps().V1().Deployments().TypedInformer()
 	err := o.SetTransform(func(obj any) (any, error) {
@@ -51,18 +47,10 @@ func NewOwner(client kubernetes.Interface, namespace, name string) (*Owner, erro
 }
 
 // Start watches until stop is closed.
-func (o *Owner) Start(stop <-chan struct{}) {
-	if o != nil {
-		o.factory.Start(stop)
-	}
-}
+func (o *Owner) Start(stop <-chan struct{}) { o.factory.Start(stop) }
 
-// Shutdown waits for the end of what start started.
-func (o *Owner) Shutdown() {
-	if o != nil {
-		o.factory.Shutdown()
-	}
-}
+// Shutdown waits for the end of what Start started.
+func (o *Owner) Shutdown() { o.factory.Shutdown() }
 
 // References are what objects should have for owners: nothing where that is not
 // known, which says nothing of what they may have.
@@ -70,11 +58,11 @@ func (o *Owner) Shutdown() {
 // ended is true when the Deployment was there and is not any more, or is about to
 // go: the garbage collector would not remove what is made now.
 func (o *Owner) References() (owners []metav1.OwnerReference, ended bool) {
-	if o == nil || !o.HasSynced() {
+	if !o.HasSynced() {
 		return nil, false
 	}
 	for _, d := range cluster.List(o.TypedSharedIndexInformer) {
-		if d.Name != o.name {
+		if d.Name != names.ControllerDeployment { // a fake API server selects nothing
 			continue
 		}
 		o.seen.Store(true)

@@ -36,7 +36,7 @@ const (
 	// kubepods is how the kubelet calls the parent of all Pods' cgroups: with the cgroupfs
 	// driver, and behind the names of its parents and before ".slice" with that of systemd.
 	kubepods = "kubepods"
-	// depth is how far below the root the kubelet's cgroup may be (--cgroup-root).
+	// depth is how far below the root the kubelet's cgroup may be.
 	depth = 4
 )
 

@@ -81,11 +81,9 @@ func NewNetworkOn(lis net.Listener, dir string, onSession func(*uplink.Session))
 	return n, nil
 }
 
-// Flags are those of a lvmd that dials the network's server.
-func (n *Network) Flags() []string {
-	return []string{
-		"--controller=" + n.addr, "--controller-ca=" + filepath.Join(n.dir, "ca.crt"), "--token-file=" + filepath.Join(n.dir, "token"), "--node-name=node",
-	}
+// Dials returns what an lvmd needs to dial the network's server.
+func (n *Network) Dials() (address, caFile, tokenFile string) {
+	return n.addr, filepath.Join(n.dir, "ca.crt"), filepath.Join(n.dir, "token")
 }
 
 // Node is an lvmd that knows whose it is.

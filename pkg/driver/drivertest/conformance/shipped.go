@@ -87,7 +87,7 @@ func StartController(t *testing.T, w io.Writer) *Controller {
 	out := &Controller{Client: client, Socket: filepath.Join(dir, "controller.sock"), address: freeAddress(t),
 		ca: filepath.Join(dir, "ca.crt"), token: filepath.Join(dir, "token"), log: log}
 	c := must.Get(controller.New(controller.Options{
-		Client: client, Namespace: namespace, UplinkListen: out.address, UplinkHost: uplinkHost, NodeServiceAccount: account,
+		Client: client, Namespace: namespace, UplinkListen: out.address,
 		Identity: "test", CSISocket: out.Socket, Version: "test", AuditInterval: time.Second, Registerer: prometheus.NewRegistry(), Log: log,
 	}))(t)
 	ctx, cancel := context.WithCancel(context.Background())
