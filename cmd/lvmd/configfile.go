@@ -43,7 +43,7 @@ func (f *configFile) load() (*config.Config, error) {
 // watch has the service take over what comes to be in the file, until ctx is
 // done or the service must be started again. It looks at intervals, and at once
 // at SIGHUP.
-func (f *configFile) watch(ctx context.Context, service *lvmd.Service, metrics *lvmd.Metrics, log *slog.Logger) error {
+func (f *configFile) watch(ctx context.Context, service *lvmd.Service, log *slog.Logger) error {
 	tick := time.NewTicker(configInterval)
 	defer tick.Stop()
 	for {
@@ -53,14 +53,14 @@ func (f *configFile) watch(ctx context.Context, service *lvmd.Service, metrics *
 		case <-ctx.Done():
 			return nil
 		}
-		if err := f.look(service, metrics, log); err != nil {
+		if err := f.look(service, log); err != nil {
 			return err
 		}
 	}
 }
 
 // look takes over a changed file. The only error is errStartAgain.
-func (f *configFile) look(service *lvmd.Service, metrics *lvmd.Metrics, log *slog.Logger) error {
+func (f *configFile) look(service *lvmd.Service, log *slog.Logger) error {
 	data, err := os.ReadFile(f.path)
 	if err != nil {
 		// It is missing for a moment when it is replaced; what is in force stays.
@@ -73,25 +73,23 @@ func (f *configFile) look(service *lvmd.Service, metrics *lvmd.Metrics, log *slo
 	f.seen = data
 	c, err := config.Parse(f.path, data)
 	if err != nil {
-		refuse(service, metrics, log, lvmd.ReloadInvalid, err)
+		refuse(service, log, err)
 		return nil
 	}
 	switch err := service.Reload(c); {
 	case err == nil:
-		metrics.ObserveReload(lvmd.ReloadApplied)
 		log.Info("the changed configuration is in force", "classes", len(c.Classes))
 	case errors.Is(err, lvmd.ErrNeedsStart):
 		f.next = c
 		return errStartAgain
 	default:
-		refuse(service, metrics, log, lvmd.ReloadRefused, err)
+		refuse(service, log, err)
 	}
 	return nil
 }
 
 // refuse says that a configuration is not taken over, in every way there is.
-func refuse(service *lvmd.Service, metrics *lvmd.Metrics, log *slog.Logger, result lvmd.ReloadResult, err error) {
-	metrics.ObserveReload(result)
+func refuse(service *lvmd.Service, log *slog.Logger, err error) {
 	log.Error("the changed configuration is not taken over; the one before stays in force", "error", err)
 	service.Refuse(err.Error())
 }

@@ -151,7 +151,6 @@ func serveConfigurations(ctx context.Context, f flags, o lvmd.Options, file *con
 			log.Info("starting again with another configuration")
 			c, o.Config, refused = o.Config, file.next, ""
 		case o.Config != c && errors.Is(err, errNotStarted) && ctx.Err() == nil:
-			o.Metrics.ObserveReload(lvmd.ReloadRefused)
 			log.Error("the changed configuration is not taken over; going back to the one before", "error", err)
 			o.Config, refused = c, err.Error()
 		case errors.Is(err, errNotStarted) && ctx.Err() != nil:
@@ -191,7 +190,6 @@ func serveConfiguration(ctx context.Context, f flags, o lvmd.Options, file *conf
 	}
 	service.Refuse(refused)
 	if file.next == o.Config {
-		o.Metrics.ObserveReload(lvmd.ReloadApplied)
 		file.next = nil
 	}
 	listener, err := lvmd.Listen(f.socket)
@@ -217,7 +215,7 @@ func serve(ctx context.Context, f flags, o lvmd.Options, named <-chan uplink.Nam
 		}
 		return nil
 	})
-	group.Go(func() error { return file.watch(ctx, service, o.Metrics, log) })
+	group.Go(func() error { return file.watch(ctx, service, log) })
 	group.Go(func() error {
 		return ops.Serve(ctx, ops.Options{
 			Address: f.opsListen, MetricsTokenFile: f.metricsTokenFile,

@@ -112,7 +112,6 @@ var healthy = map[string]string{
 	`carve_controller_missing_volumes{instance="a",cause="removed"}`:   "0x300",
 	`carve_controller_audited_volumes{instance="a",standing="known"}`:  "7x300",
 	`carve_controller_audited_volumes{instance="a",standing="orphan"}`: "0x300",
-	`carve_controller_tainted_nodes{instance="a"}`:                     "0x300",
 	`carve_controller_tainted_since_timestamp_seconds{instance="a"}`:   "0x300",
 	`carve_controller_claims_total{instance="a",result="provisioned"}`: "0+3x300",
 	`carve_controller_claims_total{instance="a",result="failed"}`:      "2x300",
@@ -305,8 +304,7 @@ var scenarios = map[string]struct {
 		map[string]string{`carve_controller_tainted_since_timestamp_seconds{instance="a"}`: "0x59 3600x5 0x240"}, time.Hour, time.Hour, nil,
 	},
 	"nodes come for hours, and each becomes ready": {
-		map[string]string{`carve_controller_tainted_nodes{instance="a"}`: "0x59 7x240",
-			`carve_controller_tainted_since_timestamp_seconds{instance="a"}`: "0x59 3300+60x240"}, time.Hour, 3 * time.Hour, nil,
+		map[string]string{`carve_controller_tainted_since_timestamp_seconds{instance="a"}`: "0x59 3300+60x240"}, time.Hour, 3 * time.Hour, nil,
 	},
 }
 

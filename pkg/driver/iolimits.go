@@ -43,7 +43,6 @@ type ioLimits struct {
 	volumes    lvmdclient.Client
 	devices    *devices
 	encryption *encryption
-	metrics    *Metrics
 	log        *slog.Logger
 	// began is when the plugin started: for iolimit.StaleAfter from then on, a missing report is
 	// no problem.
@@ -109,7 +108,6 @@ func (l *ioLimits) request(ctx context.Context) (iolimit.Request, error) {
 		return request, err
 	}
 	users := l.users(points)
-	limited := 0
 	for _, v := range volumes {
 		// Of an encrypted volume the kernel sees the Pods' requests at the mapping; below it
 		// they are the kernel's own.
@@ -121,15 +119,10 @@ func (l *ioLimits) request(ctx context.Context) (iolimit.Request, error) {
 		if !open || len(users[device]) == 0 {
 			continue
 		}
-		limits := iolimit.FromProto(v.GetIoLimits())
-		if !limits.IsZero() {
-			limited++
-		}
 		request.Volumes = append(request.Volumes, iolimit.Volume{
-			ID: v.GetId(), Device: iolimit.Device{Major: device.Major, Minor: device.Minor}, Pods: users[device], Limits: limits,
+			ID: v.GetId(), Device: iolimit.Device{Major: device.Major, Minor: device.Minor}, Pods: users[device], Limits: iolimit.FromProto(v.GetIoLimits()),
 		})
 	}
-	l.metrics.ioLimited.Set(float64(limited))
 	return request, nil
 }
 

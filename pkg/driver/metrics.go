@@ -1,12 +1,10 @@
 package driver
 
 import (
-	"path"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"google.golang.org/grpc/status"
 
 	"github.com/carve-csi/carve/pkg/command"
 	"github.com/carve-csi/carve/pkg/csimetrics"
@@ -18,15 +16,12 @@ type Metrics struct {
 	// Registry has all of them.
 	Registry *prometheus.Registry
 
-	calls      *prometheus.HistogramVec
 	operations *csimetrics.Operations
 	checks     *prometheus.CounterVec
-	remakes    *prometheus.CounterVec
 	registered prometheus.Gauge
 	leaks      *prometheus.CounterVec
 	conditions *prometheus.GaugeVec
 	inlines    *prometheus.CounterVec
-	ioLimited  prometheus.Gauge
 
 	mu sync.Mutex
 	// reasons that conditions has had so far.
@@ -38,16 +33,8 @@ func NewMetrics() *Metrics {
 	m := &Metrics{
 		Registry: prometheus.NewRegistry(),
 		reasons:  map[string]bool{},
-		calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "carve_node_csi_seconds", Help: "Duration of CSI calls by method and gRPC code.",
-			Buckets: prometheus.ExponentialBuckets(0.0005, 4, 10),
-		}, []string{"method", "code"}),
 		checks: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "carve_node_filesystem_checks_total", Help: "File systems checked before they were mounted, by type and result: ok, failed.",
-		}, []string{"type", "result"}),
-		remakes: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "carve_node_filesystem_remakes_total",
-			Help: "File systems of the profile scratch that were reformatted after a crash, by type and result: ok, failed.",
 		}, []string{"type", "result"}),
 		conditions: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "carve_node_volume_conditions", Help: "Volumes on the node that are not healthy, by condition, looked at every 30 seconds.",
@@ -60,9 +47,6 @@ func NewMetrics() *Metrics {
 			Name: "carve_node_inline_volumes_total",
 			Help: "Inline volumes, by event: made, refused (by lvmd), too-large (for --inline-max-size), removed (with their Pods), reclaimed (after their Pods were gone).",
 		}, []string{"event"}),
-		ioLimited: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "carve_node_io_limited_volumes", Help: "Volumes in use whose I/O is to be limited.",
-		}),
 		registered: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "carve_node_registered", Help: "1 while the kubelet has the plugin registered.",
 		}),
@@ -70,23 +54,18 @@ func NewMetrics() *Metrics {
 	stuck := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "carve_node_stuck", Help: "Programs that were killed, and reads and writes that were given up, and still wait in the kernel for a device that does not answer.",
 	}, func() float64 { return float64(command.Stuck() + filesystem.Stuck()) })
-	m.Registry.MustRegister(stuck, m.calls, m.checks, m.remakes, m.registered, m.leaks, m.conditions, m.inlines, m.ioLimited)
+	m.Registry.MustRegister(stuck, m.checks, m.registered, m.leaks, m.conditions, m.inlines)
 	m.operations = csimetrics.NewPlugin(m.Registry)
 	return m
 }
 
 // called records an answered call. Method is the full name of the RPC.
 func (m *Metrics) called(method string, err error, took time.Duration) {
-	m.calls.WithLabelValues(path.Base(method), status.Code(err).String()).Observe(took.Seconds())
 	m.operations.Observe(method, err, took)
 }
 
 func (m *Metrics) checked(t filesystem.Type, err error) {
 	m.checks.WithLabelValues(string(t), resultOf(err)).Inc()
-}
-
-func (m *Metrics) reformatted(t filesystem.Type, err error) {
-	m.remakes.WithLabelValues(string(t), resultOf(err)).Inc()
 }
 
 func resultOf(err error) string {

@@ -110,9 +110,7 @@ func (s *stager) reformat(v *lvmdv1.Volume, device string) error {
 	}
 	ctx, cancel := context.WithTimeout(s.background, reformatTimeout)
 	defer cancel()
-	err = s.fileSystems.Format(ctx, device, options)
-	s.metrics.reformatted(options.Type, err)
-	if err != nil {
+	if err := s.fileSystems.Format(ctx, device, options); err != nil {
 		return fmt.Errorf("volume %s: reformat its scratch file system: %w", v.GetId(), err)
 	}
 	s.log.Warn("reformatted a scratch file system, which is empty now: it was not unmounted cleanly", "volume", v.GetId(),

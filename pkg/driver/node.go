@@ -106,7 +106,7 @@ func New(ctx context.Context, o Options) (*Node, error) {
 	n.sweeper = &sweeper{mounts: o.Mounts, luks: o.LUKS, kubelet: n.kubelet, locks: &n.locks, devices: n.devices, unmounter: n.unmounter,
 		encryption: n.encryption, metrics: o.Metrics, log: o.Log}
 	n.ioLimits = &ioLimits{dirs: o.IOLimits, mounts: o.Mounts, kubelet: n.kubelet, volumes: n.volumes, devices: n.devices,
-		encryption: n.encryption, metrics: o.Metrics, log: o.Log, began: time.Now(), now: time.Now, wake: make(chan struct{}, 1)}
+		encryption: n.encryption, log: o.Log, began: time.Now(), now: time.Now, wake: make(chan struct{}, 1)}
 	n.monitor = &monitor{mounts: o.Mounts, kubelet: n.kubelet, volumes: n.volumes, devices: n.devices,
 		encryption: n.encryption, unmounter: n.unmounter, limits: n.ioLimits, metrics: o.Metrics, log: o.Log}
 	n.inline = inline.New(inline.Options{Enabled: o.InlineVolumes, MaxBytes: o.InlineMaxBytes, Kubelet: n.kubelet, LVMD: n.volumes,

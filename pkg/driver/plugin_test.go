@@ -327,7 +327,6 @@ func TestTheMetricsCountCalls(t *testing.T) {
 		}
 	}
 	for _, calls := range []string{
-		"carve_node_csi_seconds OK NodeStageVolume", "carve_node_csi_seconds InvalidArgument NodeStageVolume",
 		"csi_plugin_operations_seconds carve.csi.local OK /csi.v1.Node/NodeStageVolume",
 		"csi_plugin_operations_seconds carve.csi.local InvalidArgument /csi.v1.Node/NodeStageVolume",
 	} {

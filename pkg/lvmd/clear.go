@@ -46,7 +46,6 @@ func (c *core) zero(ctx context.Context, h blockdev.Handle, stretches zeroed.Set
 			if err := h.Zero(off, n); err != nil {
 				return err
 			}
-			c.metrics.cleared.Add(float64(n))
 		}
 	}
 	if len(stretches) == 0 {

@@ -196,9 +196,6 @@ func (s *creator) runReformat(ctx context.Context, v *inventory.Volume, lost tim
 	select {
 	case <-op.Done():
 		_, err := op.Result()
-		if err == nil {
-			s.metrics.reformats.Inc()
-		}
 		return err
 	case <-ctx.Done():
 		return ctx.Err()

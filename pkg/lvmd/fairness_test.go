@@ -121,8 +121,8 @@ func TestANamespaceDoesNotWaitForAllThatAnotherAsksFor(t *testing.T) {
 	})
 	waits(8)
 	reported := samples(t, d.Service)
-	if waiting, callers := reported["queue_depth{group=carve}"], reported["queue_callers{group=carve}"]; waiting != 8 || callers != 3 {
-		t.Errorf("the metrics show %v operations for %v callers that wait", waiting, callers)
+	if waiting := reported["queue_depth{group=carve}"]; waiting != 8 {
+		t.Errorf("the metrics show %v operations that wait, want 8", waiting)
 	}
 	close(turns.release)
 	wg.Wait()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -20,14 +19,10 @@ type Metrics struct {
 	// Registry has all of them.
 	Registry *prometheus.Registry
 
-	commands  *prometheus.HistogramVec
-	calls     *prometheus.HistogramVec
-	exits     *prometheus.CounterVec
-	cleared   prometheus.Counter
-	reformats prometheus.Counter
-	reloads   *prometheus.CounterVec
-	service   atomic.Pointer[Service]
-	stuck     atomic.Pointer[func() int]
+	commands *prometheus.HistogramVec
+	calls    *prometheus.HistogramVec
+	service  atomic.Pointer[Service]
+	stuck    atomic.Pointer[func() int]
 }
 
 var (
@@ -37,11 +32,9 @@ var (
 	descVolumes   = desc("volumes", "Volumes by device class and state: creating, ready, deleting, unfinished (kept, as what should be on it is not found).", "class", "state")
 	descBacklog   = desc("wipe_backlog_bytes", "Deleted space that is still to be wiped before it is free.", "group")
 	descQueue     = desc("queue_depth", "Operations that wait for the volume group's exclusive slot.", "group")
-	descCallers   = desc("queue_callers", "Namespaces, and lvmd itself, whose operations wait for the volume group.", "group")
 	descRejected  = desc("queue_refused_total", "Operations rejected because too many waited for the volume group, or because they waited ten minutes.", "group")
 	descAnswers   = desc("lvm_responding", "1 while LVM answers for the volume group, 0 while its commands time out.", "group")
 	descRefused   = desc("device_refused", "1 for each device that is selected for the volume group and not used, by reason: signature, partitioned, in_use, other_group, read_only, too_small, not_dax, waiting (for the disks of a group that was here before), unreadable, gone, on_volume (its contents are a user's), failed.", "group", "device", "reason")
-	descZeroed    = desc("clean_bytes", "Free space that is known to hold zeroes: raw volumes made there need no clearing.", "group")
 	descConfig    = desc("config_current", "1 while what the configuration file says is in force.")
 	descCondition = desc("class_condition", "1 for each condition of the device class.", "class", "condition")
 	descVolume    = desc("volume_info", "1 for each volume: its PersistentVolume and claim, or the Pod of an inline one, and the kernel's name of its device, as node_exporter has it.",
@@ -51,17 +44,11 @@ var (
 
 	descGroupTotal    = desc("group_total_bytes", "Size of the volume group.", "group")
 	descGroupFree     = desc("group_free_bytes", "Free space of the volume group, reserves included.", "group")
-	descGroupMissing  = desc("group_missing_devices", "Devices of the volume group that are missing.", "group")
 	descMetadata      = desc("group_metadata_bytes", "Size of LVM's metadata of the volume group.", "group")
 	descMetadataLimit = desc("group_metadata_limit_bytes", "Size that LVM's metadata of the volume group can grow to.", "group")
 
 	descThinData     = desc("thin_data_percent", "How much of the thin pool's data is used.", "group", "pool")
 	descThinMetadata = desc("thin_metadata_percent", "How much of the thin pool's metadata is used.", "group", "pool")
-	descThinSize     = desc("thin_data_bytes", "Size of the thin pool's data.", "group", "pool")
-	descSnapshots    = desc("snapshots", "Snapshots by device class.", "class")
-	descThinVirtual  = desc("thin_virtual_bytes", "What the thin pool's volumes and snapshots have in sum.", "group", "pool")
-
-	descJournal = desc("journal_bytes", "Size of the journal's file.")
 )
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -82,21 +69,6 @@ func NewMetrics() *Metrics {
 			Buckets: prometheus.ExponentialBuckets(0.0005, 4, 10),
 		}, []string{"method", "code"}),
 	}
-	m.cleared = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "carve_lvmd_cleared_bytes_total", Help: "Bytes zeroed on new volumes and on the space that they grew by.",
-	})
-	m.reformats = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "carve_lvmd_volumes_emptied_total", Help: "Encrypted volumes that were reformatted, empty, because their key was gone.",
-	})
-	m.exits = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "carve_lvmd_lvm_command_exits_total", Help: "LVM commands by exit code (-1 when killed or not started) and by device class.",
-	}, []string{"command", "class", "exit"})
-	m.reloads = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "carve_lvmd_config_reloads_total", Help: "Changes of the configuration file, by result: applied, refused (it does not fit the node), invalid.",
-	}, []string{"result"})
-	for _, result := range []ReloadResult{ReloadApplied, ReloadRefused, ReloadInvalid} {
-		m.reloads.WithLabelValues(string(result))
-	}
 	stuck := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "carve_lvmd_stuck", Help: "Programs that were killed, and reads, writes and flushes that were given up, and still wait in the kernel for a device.",
 	}, func() float64 {
@@ -109,7 +81,7 @@ func NewMetrics() *Metrics {
 		}
 		return float64(n)
 	})
-	m.Registry.MustRegister(stuck, m.exits, m.reloads, m.commands, m.calls, m.cleared, m.reformats, m)
+	m.Registry.MustRegister(stuck, m.commands, m.calls, m)
 	return m
 }
 
@@ -121,33 +93,12 @@ func (m *Metrics) ObserveStuck(stuck func() int) { m.stuck.Store(&stuck) }
 
 // ObserveCommand records an LVM command; it fits lvm.Runner.Observe.
 func (m *Metrics) ObserveCommand(ctx context.Context, r lvm.Result) {
-	class := volumegroup.ClassOf(ctx)
-	m.commands.WithLabelValues(r.Command, class, resultLabel(r.Err)).Observe(r.Duration.Seconds())
-	exit := 0
-	var failed *lvm.CommandError
-	if errors.As(r.Err, &failed) {
-		exit = failed.ExitCode
-	}
-	m.exits.WithLabelValues(r.Command, class, strconv.Itoa(exit)).Inc()
+	m.commands.WithLabelValues(r.Command, volumegroup.ClassOf(ctx), resultLabel(r.Err)).Observe(r.Duration.Seconds())
 }
 
 func (m *Metrics) observeCall(method, code string, d time.Duration) {
 	m.calls.WithLabelValues(method, code).Observe(d.Seconds())
 }
-
-// ReloadResult is what became of a changed configuration file.
-type ReloadResult string
-
-// Results of reloads.
-const (
-	ReloadApplied ReloadResult = "applied"
-	// ReloadRefused is valid but does not fit what there is on the node.
-	ReloadRefused ReloadResult = "refused"
-	ReloadInvalid ReloadResult = "invalid"
-)
-
-// ObserveReload counts a change of the configuration file.
-func (m *Metrics) ObserveReload(r ReloadResult) { m.reloads.WithLabelValues(string(r)).Inc() }
 
 func resultLabel(err error) string {
 	if err == nil {
@@ -171,9 +122,9 @@ func resultLabel(err error) string {
 // Describe implements prometheus.Collector.
 func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descZeroed, descConfig, descUnhealthy, descCondition, descGroupTotal, descGroupFree, descGroupMissing, descMetadata, descMetadataLimit,
-		descVolume, descSize, descTotal, descAvailable, descMaximum, descVolumes, descBacklog, descQueue, descCallers, descRejected, descAnswers, descJournal, descRefused,
-		descThinData, descThinMetadata, descThinSize, descThinVirtual, descSnapshots,
+		descConfig, descUnhealthy, descCondition, descGroupTotal, descGroupFree, descMetadata, descMetadataLimit,
+		descVolume, descSize, descTotal, descAvailable, descMaximum, descVolumes, descBacklog, descQueue, descRejected, descAnswers, descRefused,
+		descThinData, descThinMetadata,
 	} {
 		ch <- d
 	}
@@ -202,7 +153,6 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
-	gauge(descJournal, float64(s.journal.Size()))
 	now := s.inventory.Statistics()
 	gauge(descConfig, oneUnless(now.Refused))
 	for _, c := range now.Classes {
@@ -214,9 +164,6 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	for k, n := range now.Volumes {
 		gauge(descVolumes, float64(n), k.Class, string(k.Phase))
 	}
-	for class, n := range now.Snapshots {
-		gauge(descSnapshots, float64(n), class)
-	}
 	for _, v := range now.Present {
 		collectVolume(v, gauge)
 	}
@@ -227,7 +174,6 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 		}
 		slot := s.groups.Named(name).Queue()
 		gauge(descQueue, float64(slot.Waiting), name)
-		gauge(descCallers, float64(slot.Callers), name)
 		ch <- prometheus.MustNewConstMetric(descRejected, prometheus.CounterValue, float64(slot.Rejected), name)
 	}
 }
@@ -258,15 +204,11 @@ func collectClass(c inventory.ClassStatistics, gauge func(d *prometheus.Desc, v 
 func collectGroup(name string, g inventory.GroupStatistics, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
 	gauge(descAnswers, oneUnless(!g.Responding), name)
 	gauge(descBacklog, float64(g.Backlog), name)
-	gauge(descZeroed, float64(g.Zeroed), name)
 	gauge(descGroupTotal, float64(g.Total), name)
 	gauge(descGroupFree, float64(g.Free), name)
-	gauge(descGroupMissing, float64(g.MissingDevices), name)
 	gauge(descMetadata, float64(g.Metadata), name)
 	gauge(descMetadataLimit, float64(g.MetadataLimit), name)
 	for _, p := range g.Pools {
-		gauge(descThinSize, float64(p.Size), name, p.Name)
-		gauge(descThinVirtual, float64(p.Virtual), name, p.Name)
 		if !p.Known || p.Status.Failed {
 			continue // A pool that does not answer has no percentages.
 		}

@@ -228,7 +228,7 @@ func (a *Auditor) report(ctx context.Context, pv *v1.PersistentVolume, why *abse
 	if recreate && claim.DeletionTimestamp == nil && (!ephemeral || a.OwnerUnplaced(claim)) {
 		a.DeleteLostClaim(ctx, pv, claim, fmt.Sprintf("node %s, which held the volume, has other disks", why.node))
 	}
-	_, _, err := a.DeleteWaiting(ctx, now.pods, claim, why.node, cluster.Why{Reason: cluster.ReasonNodeLost,
+	_, err := a.DeleteWaiting(ctx, now.pods, claim, why.node, cluster.Why{Reason: cluster.ReasonNodeLost,
 		Words: fmt.Sprintf("whose volume is lost: node %s has other disks", why.node)})
 	if err != nil && ctx.Err() == nil {
 		a.Log.Warn("Pods that wait for a volume that is given up are not deleted yet", "claim", claim.Namespace+"/"+claim.Name, "node", why.node, "error", err)

@@ -78,7 +78,6 @@ func NewUntainter(p *Publisher, keys []string) *Untainter {
 
 // Run works until ctx is done. The caches must have synced.
 func (u *Untainter) Run(ctx context.Context) error {
-	defer u.publisher.Metrics.tainted.Set(0)
 	defer u.publisher.Metrics.taintedSince.Set(0)
 	changed := func(node *v1.Node) { u.nodes.Add(node.Name) }
 	stop, err := cluster.Watch(
@@ -117,7 +116,6 @@ func (u *Untainter) sync(ctx context.Context, name string) (done bool) {
 		}
 		return false
 	}
-	u.publisher.Metrics.untainted.Inc()
 	u.Log.Info("start-up taint removed", "node", name)
 	u.note(name, "")
 	return true
@@ -149,7 +147,6 @@ func (u *Untainter) note(node, why string) {
 			oldest = since
 		}
 	}
-	u.publisher.Metrics.tainted.Set(float64(len(u.waiting)))
 	u.publisher.Metrics.taintedSince.Set(oldest)
 }
 

@@ -18,12 +18,12 @@ type Why struct{ Reason, Words string }
 // claim, which is kept while a Pod uses it, with it.
 //
 // Only Pods that a controller makes again are deleted, and only while they are
-// not ready: one that works on what it still has is for its user to stop. It returns how many Pods
-// were deleted, and those that wait and have no controller.
-func (c *Cluster) DeleteWaiting(ctx context.Context, listed PodLists, claim *v1.PersistentVolumeClaim, node string, why Why) (deleted int, left []*v1.Pod, err error) {
+// not ready: one that works on what it still has is for its user to stop. It returns the
+// Pods that wait and have no controller.
+func (c *Cluster) DeleteWaiting(ctx context.Context, listed PodLists, claim *v1.PersistentVolumeClaim, node string, why Why) (left []*v1.Pod, err error) {
 	pods, err := c.PodsOn(ctx, listed, claim.Namespace, node)
 	if err != nil {
-		return 0, nil, fmt.Errorf("look for Pods that wait for a volume: %w", err)
+		return nil, fmt.Errorf("look for Pods that wait for a volume: %w", err)
 	}
 	var failed []error
 	for i := range pods {
@@ -32,14 +32,10 @@ func (c *Cluster) DeleteWaiting(ctx context.Context, listed PodLists, claim *v1.
 		case metav1.GetControllerOf(pod) == nil:
 			left = append(left, pod)
 		default:
-			done, err := c.deletePod(ctx, pod, claim, why)
-			if done {
-				deleted++
-			}
-			failed = append(failed, err)
+			failed = append(failed, c.deletePod(ctx, pod, claim, why))
 		}
 	}
-	return deleted, left, errors.Join(failed...)
+	return left, errors.Join(failed...)
 }
 
 // waitsFor reports whether a Pod on a node waits for a claim.
@@ -55,8 +51,8 @@ func waitsFor(pod *v1.Pod, claim *v1.PersistentVolumeClaim, node string) bool {
 	return Uses(pod, claim)
 }
 
-// deletePod deletes a Pod as it was seen, and says why. It reports whether it did.
-func (c *Cluster) deletePod(ctx context.Context, pod *v1.Pod, claim *v1.PersistentVolumeClaim, why Why) (bool, error) {
+// deletePod deletes a Pod as it was seen, and says why.
+func (c *Cluster) deletePod(ctx context.Context, pod *v1.Pod, claim *v1.PersistentVolumeClaim, why Why) error {
 	callCtx, cancel := context.WithTimeout(ctx, APITimeout)
 	defer cancel()
 	// The version: it may have become ready.
@@ -64,13 +60,13 @@ func (c *Cluster) deletePod(ctx context.Context, pod *v1.Pod, claim *v1.Persiste
 		Preconditions: &metav1.Preconditions{UID: &pod.UID, ResourceVersion: &pod.ResourceVersion}})
 	switch {
 	case IsOutdated(err):
-		return false, nil
+		return nil
 	case err != nil:
-		return false, fmt.Errorf("delete Pod %s, which waits for a volume: %w", pod.Name, err)
+		return fmt.Errorf("delete Pod %s, which waits for a volume: %w", pod.Name, err)
 	}
 	owner := metav1.GetControllerOf(pod)
 	c.Recorder.Eventf(pod, v1.EventTypeWarning, why.Reason, "the Pod waited for claim %s, %s; it is deleted, so that its %s %s makes it again",
 		claim.Name, why.Words, owner.Kind, owner.Name)
 	c.Log.Info("deleted a Pod that waited for a volume", "pod", pod.Namespace+"/"+pod.Name, "claim", claim.Name, "node", pod.Spec.NodeName, "why", why.Words)
-	return true, nil
+	return nil
 }

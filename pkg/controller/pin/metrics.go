@@ -13,8 +13,7 @@ const (
 
 // Metrics are the metrics of movable volumes.
 type Metrics struct {
-	pinned    *prometheus.CounterVec
-	misplaced prometheus.Counter
+	pinned *prometheus.CounterVec
 }
 
 // NewMetrics registers them.
@@ -24,12 +23,10 @@ func NewMetrics(registerer prometheus.Registerer) *Metrics {
 			Help: "Movable volumes (StorageClass parameter pod-volumes) that got a nodeAffinity, by reason: unplaced (the Pod had no node 2 s after its claim was bound), misplaced (a Pod was bound to another node), " +
 				"shared (a second Pod names the claim), class (its class or reclaim policy is not one of movable volumes), " +
 				"full (the Cluster Autoscaler marked the node as one to remove, and no other node had free space for the Pod's volumes)."}, []string{"reason"}),
-		misplaced: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "carve", Subsystem: "controller", Name: "misplaced_pods_deleted_total",
-			Help: "Pods that were deleted to be made again, since they were bound to another node than their movable volume's."}),
 	}
 	for _, reason := range []string{reasonUnplaced, reasonMisplaced, reasonShared, reasonStays, reasonFull} {
 		m.pinned.WithLabelValues(reason)
 	}
-	registerer.MustRegister(m.pinned, m.misplaced)
+	registerer.MustRegister(m.pinned)
 	return m
 }

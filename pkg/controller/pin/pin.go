@@ -215,13 +215,12 @@ func (p *Pinner) pin(ctx context.Context, pv *v1.PersistentVolume, node, reason 
 func (p *Pinner) end(ctx context.Context, listed cluster.PodLists, pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim, node string) error {
 	has, _ := objects.RecordedNode(pv)
 	why := cluster.Why{Reason: cluster.ReasonMisplaced, Words: fmt.Sprintf("whose volume is on node %s, not on node %s", has, node)}
-	deleted, left, err := p.DeleteWaiting(ctx, listed, claim, node, why)
+	left, err := p.DeleteWaiting(ctx, listed, claim, node, why)
 	for _, pod := range left {
 		if p.warnsFirst(pv.Name, pod.UID) {
 			p.Recorder.Eventf(pod, v1.EventTypeWarning, why.Reason, "the Pod waits for claim %s, %s; delete the Pod: no controller makes it again", claim.Name, why.Words)
 		}
 	}
-	p.Metrics.misplaced.Add(float64(deleted))
 	return err
 }
 

@@ -73,7 +73,6 @@ func (p *Provisioner) create(ctx context.Context, a *attempt, claim *v1.Persiste
 		return p.wrongAnswer(ctx, a, claim, r, node, err)
 	}
 	a.failures.internal, a.failures.unanswered = 0, 0
-	p.Metrics.createSeconds.Observe(p.Now().Sub(began).Seconds())
 	p.CountSuccess(p.Available, node, vol.GetDeviceClass())
 	p.Available.Accepted(node, class.Name)
 	if err := p.matchLimits(ctx, node, vol, r.IOLimits); err != nil {

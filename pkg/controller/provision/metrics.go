@@ -12,9 +12,8 @@ const (
 
 // Metrics are the metrics of claims.
 type Metrics struct {
-	claims        *prometheus.CounterVec
-	createSeconds prometheus.Histogram
-	boundSeconds  prometheus.Histogram
+	claims       *prometheus.CounterVec
+	boundSeconds prometheus.Histogram
 }
 
 // NewMetrics registers them.
@@ -24,11 +23,9 @@ func NewMetrics(registerer prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		claims: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "claims_total",
 			Help: "Attempts to provision a claim, by result: provisioned, released (rescheduled), rejected (the claim or its class is wrong), failed (tried again)."}, []string{"result"}),
-		createSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: ns, Subsystem: sub, Name: "create_seconds",
-			Help: "Duration of creating volumes on nodes, successes only.", Buckets: buckets}),
 		boundSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: ns, Subsystem: sub, Name: "bound_seconds",
 			Help: "Time from a claim's selected node to the bound claim.", Buckets: buckets}),
 	}
-	registerer.MustRegister(m.claims, m.createSeconds, m.boundSeconds)
+	registerer.MustRegister(m.claims, m.boundSeconds)
 	return m
 }

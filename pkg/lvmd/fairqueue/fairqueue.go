@@ -220,8 +220,8 @@ func (q *Queue) release() {
 
 // State is what a queue reports of itself.
 type State struct {
-	// Waiting operations are for so many callers.
-	Waiting, Callers int
+	// Waiting counts the operations that wait.
+	Waiting int
 	// Rejected counts the operations that were rejected, or timed out.
 	Rejected uint64
 }
@@ -230,5 +230,5 @@ type State struct {
 func (q *Queue) State() State {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return State{Waiting: q.waiting, Callers: len(q.lines), Rejected: q.rejected}
+	return State{Waiting: q.waiting, Rejected: q.rejected}
 }

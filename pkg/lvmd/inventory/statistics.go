@@ -18,8 +18,6 @@ type Statistics struct {
 	Unhealthy map[ClassCondition]int
 	// Present are the volumes that were made and are not deleted, in no order.
 	Present []VolumeStatistics
-	// Snapshots counts them, by class.
-	Snapshots map[string]int
 	// Groups are by name.
 	Groups map[string]GroupStatistics
 }
@@ -51,17 +49,15 @@ type ClassCondition struct{ Class, Condition string }
 
 // GroupStatistics are those of one group. Sizes are in bytes.
 type GroupStatistics struct {
-	Responding                   bool
-	Backlog, Zeroed, Total, Free int64
-	MissingDevices               int
-	Metadata, MetadataLimit      int64
-	Pools                        []PoolStatistics
+	Responding              bool
+	Backlog, Total, Free    int64
+	Metadata, MetadataLimit int64
+	Pools                   []PoolStatistics
 }
 
 // PoolStatistics are those of one thin pool. Sizes are in bytes.
 type PoolStatistics struct {
-	Name          string
-	Size, Virtual int64
+	Name string
 	// Status is what the kernel said last, if Known is true.
 	Status lvm.PoolStatus
 	Known  bool
@@ -73,23 +69,17 @@ func (m *Inventory) Statistics() *Statistics {
 	defer m.unlock()
 	s := &Statistics{
 		Refused: m.refused != "", Volumes: map[ClassPhase]int{}, Unhealthy: map[ClassCondition]int{},
-		Snapshots: map[string]int{}, Groups: map[string]GroupStatistics{},
+		Groups: map[string]GroupStatistics{},
 	}
 	for _, c := range m.classes {
 		s.Classes = append(s.Classes, ClassStatistics{c.Name, c.reported})
 		for _, p := range []spec.Phase{spec.Creating, spec.Ready, spec.Deleting, spec.Unfinished} {
 			s.Volumes[ClassPhase{c.Name, p}] = 0
 		}
-		if c.Thin != nil {
-			s.Snapshots[c.Name] = 0
-		}
 	}
 	backlog := map[*Group]int64{}
 	for _, v := range m.volumes {
 		if v.rec.Ident.Snapshot {
-			if v.rec.Phase != spec.Deleting {
-				s.Snapshots[v.rec.Ident.Class]++
-			}
 			continue
 		}
 		s.Volumes[ClassPhase{v.rec.Ident.Class, v.rec.Phase}]++
@@ -107,13 +97,13 @@ func (m *Inventory) Statistics() *Statistics {
 		var pools []PoolStatistics
 		for _, p := range g.pools {
 			if p.present {
-				pools = append(pools, PoolStatistics{p.name, p.extents * g.info.ExtentSize, p.virtual * g.info.ExtentSize, p.status, p.known})
+				pools = append(pools, PoolStatistics{p.name, p.status, p.known})
 			}
 		}
 		s.Groups[name] = GroupStatistics{
-			Responding: g.unresponsive.IsZero(), Backlog: backlog[g], Zeroed: g.zeroes.Size(),
+			Responding: g.unresponsive.IsZero(), Backlog: backlog[g],
 			Total: g.info.Extents * g.info.ExtentSize, Free: g.allocatable * g.info.ExtentSize,
-			MissingDevices: g.info.MissingDevices, Metadata: g.metadata.Size, MetadataLimit: g.metadata.Limit,
+			Metadata: g.metadata.Size, MetadataLimit: g.metadata.Limit,
 			Pools: pools,
 		}
 	}
