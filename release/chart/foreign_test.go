@@ -3,7 +3,6 @@ package chart_test
 import (
 	"encoding/json"
 	"slices"
-	"strings"
 	"testing"
 
 	securityv1 "github.com/openshift/api/security/v1"
