@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
@@ -72,8 +71,6 @@ func newCommand() *cobra.Command {
 	flagset.StringSliceVar(&f.StartupTaintKeys, "startup-taint-key", nil, "key of the taint beside those that --remove-startup-taint names, which the policy of the component must name, too; may be given repeatedly")
 	flagset.BoolVar(&f.NodeConditions, "node-conditions", false, "keep a condition "+names.Prefix+"CLASS of each device class on its Node; needs the right to patch nodes/status")
 	flagset.StringVar(&f.TemplateLabel, "template-label", "node.kubernetes.io/instance-type", "label of nodes by whose values the Cluster Autoscaler's nodes are of one kind; what an empty one has is published for it; empty publishes nothing")
-	flagset.StringVar(&f.CSISocket, "csi-socket", "", "unix socket on which the CSI Controller service is served, for conformance suites and other drivers of CSI; empty serves none")
-	flagset.StringSliceVar(&f.Disable, "disable", nil, "parts of the controller that standard CSI sidecars do instead, over --csi-socket, separated by commas: "+strings.Join(controller.Parts(), ", "))
 	logs := logging.AddFlags(flagset)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		log, err := logs.Logger(os.Stderr)
@@ -103,7 +100,7 @@ func run(ctx context.Context, f flags) error {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	controller.CountAPIRequests(registry)
-	f.Version, f.LeaderElect = version, true
+	f.LeaderElect = true
 	f.Client, f.Registerer, f.Identity = client, registry, hostname+"_"+string(uuid.NewUUID())
 	c, err := controller.New(f.Options)
 	if err != nil {

@@ -67,13 +67,6 @@ type Options struct {
 	// NodeConditions makes the leader keep a condition of each device class on its Node. It needs the
 	// right to patch nodes/status.
 	NodeConditions bool
-	// CSISocket is the path of the unix socket on which the CSI Controller
-	// service is served, empty for none.
-	CSISocket string
-	// Disable names parts that are left to sidecars, which need CSISocket.
-	Disable []string
-	// Version is what the service reports.
-	Version string
 	// Registerer takes the metrics.
 	Registerer prometheus.Registerer
 	Log        *slog.Logger
@@ -104,7 +97,7 @@ type Controller struct {
 
 // acting is what only the leader does.
 type acting struct {
-	provisioner *provision.Provisioner // nil, as the next two, where sidecars do it
+	provisioner *provision.Provisioner
 	deleter     *reclaim.Deleter
 	reporter    *reservations.Reporter
 	publisher   *capacity.Publisher
@@ -126,7 +119,7 @@ func New(o Options) (*Controller, error) {
 	case o.OrphanGrace < audit.LeastOrphanGrace:
 		return nil, fmt.Errorf("--orphan-grace: %v is too short, at least %v are needed: a PersistentVolume is written after its volume is made", o.OrphanGrace, audit.LeastOrphanGrace)
 	}
-	if err := o.checkParts(); err != nil {
+	if err := o.checkTaintKeys(); err != nil {
 		return nil, err
 	}
 	c := &Controller{o: o, lease: newLease(o)}
@@ -198,9 +191,6 @@ func (c *Controller) Run(ctx context.Context) error {
 		serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 		defer stop()
 		group.Go(func() error { return c.serveUplink(serving, lis, store) })
-		if c.o.CSISocket != "" {
-			group.Go(func() error { return c.serveCSI(ctx) })
-		}
 		return c.lead(ctx)
 	})
 	group.Go(func() error { c.forgetGoneNodes(ctx); return nil })
@@ -276,7 +266,7 @@ func (c *Controller) nodeChanged(view *fleet.View) {
 	if a.conditions != nil {
 		a.conditions.NodeChanged(view.Node)
 	}
-	if view.Connected && a.provisioner != nil {
+	if view.Connected {
 		a.provisioner.NodeChanged(view.Node)
 		a.deleter.NodeChanged(view.Node)
 		a.reporter.NodeChanged(view.Node)
@@ -288,7 +278,7 @@ func (c *Controller) nodeChanged(view *fleet.View) {
 func (c *Controller) nodeForgotten(node string) {
 	c.core.ledger.Forget(node)
 	c.core.available.Forget(node)
-	if a := c.acting.Load(); a != nil && a.reporter != nil {
+	if a := c.acting.Load(); a != nil {
 		a.reporter.NodeChanged(node)
 	}
 }

@@ -12,9 +12,8 @@
 //	pin           volumes without nodeAffinity get one where their Pods need it
 //	audit         orphans, missing and unhealthy volumes
 //
-// Here are the options, the leader election, the uplink's server (trust has its keys), the CSI
-// Controller service (csiservice), and the upstream libraries that grow volumes and take
-// snapshots. The controller keeps no state: it derives all of it from the API server and the
+// Here are the options, the leader election, the uplink's server (trust has its keys), and the
+// upstream libraries that grow volumes and take snapshots. The controller keeps no state: it derives all of it from the API server and the
 // nodes' reports, and may lose it at any instant. Only the leader writes.
 //
 // The states of a claim are drawn in docs/explanation/claims.md. Caller: cmd/controller.

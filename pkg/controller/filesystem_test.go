@@ -1,7 +1,6 @@
 package controller
 
 import (
-	"cmp"
 	"strings"
 	"testing"
 
@@ -12,10 +11,8 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
-	"github.com/carve-csi/carve/pkg/controller/csiservice"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/filesystem"
-	"github.com/carve-csi/carve/pkg/waittest"
 )
 
 func TestAClassMayBeForClaimsOfPodsOnly(t *testing.T) {
@@ -93,44 +90,6 @@ func TestSettingsReachTheNode(t *testing.T) {
 	r, err := spec.ParseClaim(claim, mustClass(t, h))
 	if got := r.CreateVolume(claim, "cluster"); err != nil || got.GetFsSettings()["label"] != "cache" || got.GetRequiredBytes() != filesystem.MinimumSize(filesystem.XFS, false) {
 		t.Errorf("request %v, error %v", got, err)
-	}
-}
-
-func TestRequestsToTheCSIServiceAreHeldToTheSame(t *testing.T) {
-	h := newHarness(t)
-	h.class("carve", nil)
-	h.claim("of-pod", "", ofPod)
-	h.claim("plain", "", nil)
-	h.run()
-	waittest.Until(t, "the claims are seen", func() bool { return h.c.core.Claim("uid-of-pod") != nil && h.c.core.Claim("uid-plain") != nil })
-	ephemeralFor := func(claim string) map[string]string {
-		return map[string]string{names.ParamClaims: "ephemeral", paramClaimName: claim, paramClaimNamespace: "default"}
-	}
-	for name, test := range map[string]struct {
-		desired csiservice.Desired
-		message string
-	}{
-		"settings":                   {desired: csiservice.Desired{FSType: "btrfs", Parameters: map[string]string{names.ParamMkfsPrefix + "metadata": "single"}}},
-		"a mount option":             {csiservice.Desired{MountFlags: []string{"commit=soon"}}, `mountOptions: "commit=soon" for ext4 is not allowed`},
-		"scratch for no Pod":         {csiservice.Desired{Parameters: map[string]string{names.ParamProfile: "scratch"}}, "for a claim that no Pod owns"},
-		"scratch for everybody":      {desired: csiservice.Desired{Parameters: map[string]string{names.ParamProfile: "scratch", names.ParamClaims: "any"}}},
-		"an owner of no root":        {csiservice.Desired{Block: true, Parameters: map[string]string{names.ParamMkfsPrefix + "root-mode": "1777"}}, "for a raw block volume"},
-		"claims: no claim is named":  {csiservice.Desired{Parameters: map[string]string{names.ParamClaims: "ephemeral"}}, "for a claim that no Pod owns"},
-		"claims: a raw block volume": {csiservice.Desired{Block: true, Parameters: map[string]string{names.ParamClaims: "ephemeral"}}, "for a claim that no Pod owns"},
-		"claims: one of a Pod":       {desired: csiservice.Desired{Name: "pvc-uid-of-pod", Parameters: ephemeralFor("of-pod")}},
-		"claims: another":            {csiservice.Desired{Name: "pvc-uid-plain", Parameters: ephemeralFor("plain")}, "for a claim that no Pod owns"},
-		"claims: an earlier one":     {csiservice.Desired{Name: "pvc-uid-before", Parameters: ephemeralFor("of-pod")}, "for a claim that no Pod owns"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			test.desired.Name, test.desired.Bytes = cmp.Or(test.desired.Name, "a"), gib
-			ask, _, err := h.c.core.request(test.desired)
-			if uid := ask.GetOwner().GetClaimUid(); uid != "" {
-				t.Errorf("the audit would look for a claim with UID %s", uid)
-			}
-			if (err == nil) != (test.message == "") || err != nil && !strings.Contains(err.Error(), test.message) {
-				t.Errorf("got %v, want %q", err, test.message)
-			}
-		})
 	}
 }
 

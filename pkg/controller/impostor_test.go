@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -25,7 +24,6 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
-	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -71,50 +69,17 @@ func (h *harness) stolen(node, impostor *lvmdfake.Server, name string) *lvmdv1.V
 	return vol
 }
 
-// Whether a report is found first is up to the order of a map: the test tries often.
-const impostorRounds = 20
-
-func TestACallAboutAVolumeGoesToTheNodeThatItsPersistentVolumeNames(t *testing.T) {
+func TestASnapshotIsTakenOnTheNodeThatThePersistentVolumeNames(t *testing.T) {
 	h, node, impostor := newBound(t)
 	vol := h.stolen(node, impostor, "pvc-uid-c")
-	client := h.csiClient()
-	for range impostorRounds {
-		got := must.Get(client.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: vol.GetId()}))(t)
-		if on := nodeOfVolume(got.GetVolume()); on != "n1" {
-			t.Fatalf("the volume is on %s by the service, and on n1 by its PersistentVolume", on)
-		}
+	_, err := h.takeSnapshot("s", vol.GetId())
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "node n1: only thin volumes have snapshots") {
+		t.Errorf("got %v, want the refusal of n1, which the PersistentVolume names", err)
 	}
-	list, err := client.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
-	if entries := list.GetEntries(); err != nil || len(entries) != 1 || nodeOfVolume(entries[0].GetVolume()) != "n1" {
-		t.Errorf("listed: %v, %v", entries, err)
-	}
-	must.Get(client.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: vol.GetId()}))(t)
-	if left := node.Volumes(); len(left) != 0 {
-		t.Errorf("the deletion was answered, and the volume is on its node: %v", left)
-	}
-	if left := impostor.Volumes(); len(left) != 1 {
-		t.Errorf("the other node was asked to delete: it has %v", left)
-	}
-}
-
-func TestAVolumeThatSeveralNodesReportAndNoPersistentVolumeNamesIsLeftAlone(t *testing.T) {
-	h := newHarness(t)
-	node, impostor := h.node("n1", gib), h.node("n2", gib)
-	h.run()
-	client := h.csiClient()
-	made, err := client.CreateVolume(t.Context(), volumeRequest("pvc-x", func(r *csi.CreateVolumeRequest) {
-		r.AccessibilityRequirements = &csi.TopologyRequirement{Preferred: on("n1")}
-	}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	h.stolen(node, impostor, "pvc-x")
-	_, err = client.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: made.GetVolume().GetVolumeId()})
-	if message := status.Convert(err).Message(); status.Code(err) != codes.FailedPrecondition || !strings.Contains(message, "n1, n2") {
-		t.Errorf("delete: %v, want FailedPrecondition that names both nodes", err)
-	}
-	if len(node.Volumes()) != 1 || len(impostor.Volumes()) != 1 {
-		t.Error("a node was asked to delete")
+	impostor.Put(&lvmdv1.Volume{Id: "unnamed", Name: "pvc-x", DeviceClass: "local"})
+	waittest.Until(t, "a node reports a volume that no PersistentVolume names", func() bool { return len(h.c.core.Fleet.ReportsOf("unnamed")) == 1 })
+	if _, _, _, _, _, err := h.c.snapshotter(t.Context(), noContents()).CreateSnapshot(t.Context(), "x", "unnamed", nil, nil); status.Code(err) != codes.NotFound {
+		t.Errorf("got %v, want NotFound", err)
 	}
 }
 
@@ -155,30 +120,17 @@ func TestAVolumeIDOfAnotherNodeIsNoAnswerToACreate(t *testing.T) {
 	if on, _ := objects.NodeOf(h.pv("pvc-uid-d")); on != "n3" {
 		t.Errorf("the volume is on %s, want it on the node that was selected next", on)
 	}
-	answersWith(h.node("n4", gib), "pvc-uid-c", id)
-	_, err := h.csiClient().CreateVolume(t.Context(), volumeRequest("pvc-uid-e", func(r *csi.CreateVolumeRequest) {
-		r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: on("n4")}
-	}))
-	if message := status.Convert(err).Message(); status.Code(err) != codes.Internal || !strings.Contains(message, id) {
-		t.Errorf("a create by CSI: %v, want Internal that names the id", err)
-	}
-	if h.c.core.available.HeldUntil("n4", "local").IsZero() {
-		t.Error("the node that answered the service with the other's id is offered on")
-	}
 }
 
 func TestAnotherVolumeIsNoAnswerToACreate(t *testing.T) {
 	for what, test := range map[string]struct {
 		answer func(*lvmdv1.Volume)
-		claim  string // the Event's text
-		csi    string // the error's
+		event  string
 	}{
 		"another name": {func(v *lvmdv1.Volume) { v.Name = "pvc-other" },
-			`node n1 answered with volume "pvc-other" of 100Mi, asked for volume "pvc-uid-c" of 100Mi`,
-			`node n3 answered with volume "pvc-other" of 100Mi, asked for volume "pvc-d" of 100Mi`},
+			`node n1 answered with volume "pvc-other" of 100Mi, asked for volume "pvc-uid-c" of 100Mi`},
 		"too small": {func(v *lvmdv1.Volume) { v.SizeBytes /= 2 },
-			`node n1 answered with volume "pvc-uid-c" of 50Mi, asked for volume "pvc-uid-c" of 100Mi`,
-			`node n3 answered with volume "pvc-d" of 50Mi, asked for volume "pvc-d" of 100Mi`},
+			`node n1 answered with volume "pvc-uid-c" of 50Mi, asked for volume "pvc-uid-c" of 100Mi`},
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
@@ -186,11 +138,10 @@ func TestAnotherVolumeIsNoAnswerToACreate(t *testing.T) {
 			n1 := h.node("n1", gib)
 			n1.SetHooks(lvmdfake.Hooks{Answer: test.answer})
 			h.node("n2", gib)
-			h.node("n3", gib).SetHooks(lvmdfake.Hooks{Answer: test.answer})
 			h.class("carve", nil)
 			h.run()
 			h.claim("c", "n1", nil)
-			h.event("Warning ProvisioningFailed", test.claim, "the scheduler is asked for another node")
+			h.event("Warning ProvisioningFailed", test.event, "the scheduler is asked for another node")
 			waittest.Until(t, "the claim is rescheduled", h.unselected("c"))
 			if h.c.core.available.HeldUntil("n1", "local").IsZero() {
 				t.Error("the node that answered with another volume is offered on")
@@ -204,12 +155,6 @@ func TestAnotherVolumeIsNoAnswerToACreate(t *testing.T) {
 				t.Errorf("the volume is on %s, want n2", on)
 			}
 			waittest.Until(t, "n1 has nothing of it", func() bool { return len(n1.Volumes()) == 0 })
-			_, err := h.csiClient().CreateVolume(t.Context(), volumeRequest("pvc-d", func(r *csi.CreateVolumeRequest) {
-				r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: on("n3")}
-			}))
-			if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), test.csi) {
-				t.Errorf("a create by CSI: %v, want Internal that says: %s", err, test.csi)
-			}
 		})
 	}
 }
@@ -265,28 +210,5 @@ func TestOfTwoCreatesThatAreAnsweredWithOneIDOneIsRefused(t *testing.T) {
 	calls.Wait()
 	if n := taken.Load(); n != 1 {
 		t.Errorf("%d of %d volumes have one id", n, creates)
-	}
-}
-
-func TestACSIVolumeWithTheIDOfOneWithoutAPersistentVolumeIsRefused(t *testing.T) {
-	h := newHarness(t)
-	node, impostor := h.node("n1", gib), h.node("n2", gib)
-	h.run()
-	client := h.csiClient()
-	create := func(name, where string) error {
-		_, err := client.CreateVolume(t.Context(), volumeRequest(name, func(r *csi.CreateVolumeRequest) {
-			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: on(where)}
-		}))
-		return err
-	}
-	must.Succeed(t, create("pvc-a", "n1"))
-	id := node.Volumes()["pvc-a"].GetId()
-	answersWith(node, "pvc-a", id)
-	answersWith(impostor, "pvc-a", id)
-	must.Succeed(t, create("pvc-a", "n1")) // again
-	for _, where := range []string{"n2", "n1"} {
-		if err := create("pvc-b-"+where, where); status.Code(err) != codes.Internal || !strings.Contains(err.Error(), id) {
-			t.Errorf("a create on %s that is answered with the id of pvc-a: %v, want Internal that names the id", where, err)
-		}
 	}
 }

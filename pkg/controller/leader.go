@@ -136,11 +136,9 @@ func (c *Controller) act(ctx context.Context) error {
 	}
 	c.adoptHolds()
 	a := c.assemble()
-	if a.provisioner != nil {
-		// Reservations first: space that claims selected already must not be published.
-		c.core.ledger.ReleaseAll()
-		a.provisioner.DeriveReservations()
-	}
+	// Reservations first: space that claims selected already must not be published.
+	c.core.ledger.ReleaseAll()
+	a.provisioner.DeriveReservations()
 	c.acting.Store(a)
 	defer c.acting.Store(nil)
 

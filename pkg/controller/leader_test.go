@@ -14,7 +14,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/grpc"
 	coordinationv1 "k8s.io/api/coordination/v1"
-	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -131,25 +130,22 @@ func TestWhatALeaderAsksANodeForCarriesTheNumberOfItsLease(t *testing.T) {
 
 func TestSnapshotsAreAskedForWithTheNumberOfTheLeaseAndNotAfterItsEnd(t *testing.T) {
 	h := newHarness(t)
-	must.Get(h.client.CoreV1().Nodes().Create(t.Context(), &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, metav1.CreateOptions{}))(t)
+	h.node("n1", 0)
+	h.class("carve", nil)
 	lvmd := lvmdfake.New("n1", lvmdfake.Class{Name: "local", Default: true, Bytes: gib, Thin: true})
 	var calls callRecorder
 	server := grpc.NewServer(append(uplink.ServerOptions(), grpc.ChainUnaryInterceptor(calls.intercept))...)
 	lvmdv1.RegisterLVMDServer(server, lvmd)
 	h.net.AttachServer("n1", server)
 	h.run()
-	waittest.Until(t, "the node connects", func() bool { return h.c.core.Fleet.Connected() == 1 })
-	made := must.Get(lvmd.CreateVolume(t.Context(), &lvmdv1.CreateVolumeRequest{
-		Name: "v", RequiredBytes: 100 * mib, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM}))(t)
-	waittest.Until(t, "the volume is known", func() bool {
-		view, _ := h.c.core.Fleet.View("n1")
-		return view != nil && len(view.ByName) == 1
-	})
+	h.boundVolume("v", "n1")
+	volume := lvmd.Volumes()["pvc-uid-v"].GetId()
+	h.waitNamed(volume)
 
 	number := leadership.Leadership{Cluster: "cluster", Lease: 7, Transitions: 3}
 	leading, stop := context.WithCancel(leadership.With(t.Context(), number))
 	library := h.c.snapshotter(leading, noContents())
-	_, handle, _, _, _, err := library.CreateSnapshot(t.Context(), "s", made.GetVolume().GetId(), nil, nil)
+	_, handle, _, _, _, err := library.CreateSnapshot(t.Context(), "s", volume, nil, nil)
 	must.Succeed(t, err)
 	must.Succeed(t, library.DeleteSnapshot(t.Context(), handle, nil))
 	for _, method := range []string{"CreateSnapshot", "DeleteSnapshot"} {
@@ -158,7 +154,7 @@ func TestSnapshotsAreAskedForWithTheNumberOfTheLeaseAndNotAfterItsEnd(t *testing
 		}
 	}
 	stop()
-	if _, _, _, _, _, err := library.CreateSnapshot(t.Context(), "late", made.GetVolume().GetId(), nil, nil); err == nil || len(lvmd.Snapshots()) != 0 {
+	if _, _, _, _, _, err := library.CreateSnapshot(t.Context(), "late", volume, nil, nil); err == nil || len(lvmd.Snapshots()) != 0 {
 		t.Errorf("after the end of leading: error %v, snapshots %v", err, lvmd.Snapshots())
 	}
 }

@@ -27,8 +27,8 @@ type metrics struct {
 	leading   prometheus.Gauge
 	// uninformed are the nodes that have yet to hear that this replica leads.
 	uninformed prometheus.Gauge
-	// made are the calls to nodes, answered those to the CSI service.
-	made, answered *csimetrics.Operations
+	// made are the calls to nodes.
+	made *csimetrics.Operations
 	// uplinkRejections are by reason.
 	uplinkRejections *prometheus.CounterVec
 }
@@ -69,7 +69,6 @@ func newMetrics(registerer prometheus.Registerer, connected, refused, reservatio
 		capacity:  capacity.NewMetrics(registerer),
 		pin:       pin.NewMetrics(registerer),
 		made:      csimetrics.NewSidecar(registerer),
-		answered:  csimetrics.NewPlugin(registerer),
 		uplinkRejections: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: "uplink_rejections_total",
 			Help: "Connections to the uplink that were rejected, by reason: address, network (a /64 of IPv6) and total (too many handshakes at once of one, or in all), " +
 				"handshake (it failed), credentials (refused, or they could not be checked). The log has the addresses."}, []string{"reason"}),

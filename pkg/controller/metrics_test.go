@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -16,35 +15,6 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
-
-// TestCallsAreMeasuredUnderTheUsualNames makes a volume for a claim and one by CSI, and lets
-// one fail: the calls to nodes are measured as a sidecar's, the answers as a driver's.
-func TestCallsAreMeasuredUnderTheUsualNames(t *testing.T) {
-	h := newHarness(t)
-	h.node("n1", gib)
-	h.class("carve", nil)
-	h.run()
-	h.claim("a", "n1", nil)
-	waittest.Until(t, "the claim is bound", h.bound("a"))
-	client := h.csiClient()
-	made := must.Get(client.CreateVolume(t.Context(), volumeRequest("b", nil)))(t).GetVolume()
-	must.Get(client.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: made.GetVolumeId()}))(t)
-	if _, err := client.CreateVolume(t.Context(), volumeRequest("huge", func(r *csi.CreateVolumeRequest) {
-		r.CapacityRange.RequiredBytes = 2 * gib
-	})); err == nil {
-		t.Fatal("a volume larger than the node is made")
-	}
-	want := map[string]uint64{
-		"csi_sidecar_operations_seconds /csi.v1.Controller/CreateVolume OK":               2,
-		"csi_sidecar_operations_seconds /csi.v1.Controller/DeleteVolume OK":               1,
-		"csi_plugin_operations_seconds /csi.v1.Controller/CreateVolume OK":                1,
-		"csi_plugin_operations_seconds /csi.v1.Controller/CreateVolume ResourceExhausted": 1,
-		"csi_plugin_operations_seconds /csi.v1.Controller/DeleteVolume OK":                1,
-	}
-	if got := measured(t, h, "csi_"); !maps.Equal(got, want) {
-		t.Errorf("calls that were measured: want %v, got %v", want, got)
-	}
-}
 
 // TestEveryCallOfASidecarToANodeIsMeasuredAndNoOther makes each call to a node twice: the node
 // answers, and is down.
@@ -80,10 +50,6 @@ func TestEveryCallOfASidecarToANodeIsMeasuredAndNoOther(t *testing.T) {
 			}},
 			{"DeleteSnapshot", func(ctx context.Context, f *fleet.Fleet) error {
 				return f.DeleteSnapshot(ctx, "n1", &lvmdv1.DeleteSnapshotRequest{Id: snapshot})
-			}},
-			{"", func(ctx context.Context, f *fleet.Fleet) error {
-				_, err := f.GetVolumeByID(ctx, "n1", volume)
-				return err
 			}},
 			{"DeleteVolume", func(ctx context.Context, f *fleet.Fleet) error { return f.DeleteVolumeByID(ctx, "n1", volume) }},
 		} {

@@ -4,13 +4,11 @@ package controller
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -35,7 +33,6 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/provision"
-	"github.com/carve-csi/carve/pkg/csisocket"
 	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
@@ -50,8 +47,7 @@ func (nothingMigrates) IsPVMigratable(*v1.PersistentVolume) bool { return false 
 
 // sidecarActs runs external-provisioner in the world until the test ends: it is the
 // upstream library with a driver that makes PersistentVolumes, reads topology, and knows
-// what claims can be made of. It provisions by our CSI service, while our provisioner
-// and what deletes volumes are off.
+// what claims can be made of. It provisions by a nodesDriver.
 //
 // It is a process of its own, for the library registers types in what all clients of a
 // process decode by.
@@ -63,7 +59,11 @@ func sidecarActs(t *testing.T, w *world) {
 		must.Get(w.client.StorageV1().CSINodes().Create(t.Context(), node, metav1.CreateOptions{}))(t)
 		t.Cleanup(func() { _ = w.client.StorageV1().CSINodes().Delete(context.Background(), name, metav1.DeleteOptions{}) })
 	}
-	socket := serveCSIOn(t, w)
+	socket := serveDriver(t, w.nodes)
+	if w.snapshots != nil {
+		_, _, stop := runOn(t, w, Options{Client: w.client, Snapshots: w.snapshots, Namespace: "default"}, (*Controller).runSnapshotter)
+		t.Cleanup(stop)
+	}
 	w.isUpstream = true
 	w.actsIn(t, func() func() {
 		command := exec.Command(os.Args[0])
@@ -101,26 +101,6 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "external-provisioner:", err)
 		os.Exit(1)
 	}
-}
-
-// serveCSIOn runs our controller without its provisioner, and returns the socket of its
-// CSI service.
-func serveCSIOn(t *testing.T, w *world) string {
-	t.Helper()
-	socket := filepath.Join(socketDir(t), "csi.sock")
-	c := actWith(t, w, Options{Client: w.client, Snapshots: w.snapshots, Namespace: "default",
-		CSISocket: socket, Disable: []string{PartProvisioning}})
-	listener := must.Get(csisocket.Listen(t.Context(), socket))(t)
-	ctx, cancel := context.WithCancel(context.Background())
-	served := make(chan error, 1)
-	go func() { served <- c.csiService().Serve(ctx, listener) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-served; err != nil && !errors.Is(err, context.Canceled) {
-			t.Error(err)
-		}
-	})
-	return socket
 }
 
 // runSidecar puts external-provisioner together as its main does.

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"k8s.io/component-helpers/storage/volume"
@@ -110,48 +109,4 @@ func TestAClaimWhoseEarlierCreateIsInFlightStaysThoughTheNextIsNotSent(t *testin
 	}
 	n1.release()
 	waittest.Until(t, "claim is bound", h.bound("c"))
-}
-
-func TestACSIVolumeThatWasNotSentIsInFlightOnlyIfItWasBefore(t *testing.T) {
-	for name, test := range map[string]struct {
-		lost bool // the answer to an earlier call
-		want codes.Code
-	}{
-		"an earlier answer was lost": {true, codes.AlreadyExists},
-		"it is the first call":       {false, codes.OK},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			h := newHarness(t)
-			n1 := h.occupiedNode("n1", "v", func() error { return status.Error(codes.Unavailable, "the answer was lost") })
-			h.node("n2", gib)
-			h.run()
-			client := h.csiClient()
-			create := func(ctx context.Context, node string) error {
-				_, err := client.CreateVolume(ctx, volumeRequest("v", func(r *csi.CreateVolumeRequest) {
-					r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: on(node)}
-				}))
-				return err
-			}
-			if test.lost {
-				if err := create(t.Context(), "n1"); status.Code(err) != codes.Unavailable {
-					t.Fatal(err)
-				}
-			}
-			n1.fill(places)
-			limited, cancel := context.WithTimeout(t.Context(), time.Second)
-			defer cancel()
-			if err := create(limited, "n1"); status.Code(err) != codes.DeadlineExceeded {
-				t.Fatalf("a call for which there is no place: %v, want DeadlineExceeded", err)
-			}
-			var err error
-			waittest.Until(t, "that call has ended in the service, too", func() bool {
-				err = create(t.Context(), "n2")
-				return status.Code(err) != codes.Aborted
-			})
-			if status.Code(err) != test.want {
-				t.Errorf("elsewhere: %v, want %s", err, test.want)
-			}
-		})
-	}
 }

@@ -104,10 +104,7 @@ func (c *contention) makeAll() {
 	}
 	for _, claim := range append(c.slow, c.quick) {
 		c.waitBound(claim)
-		waittest.Until(c.t, "the node of "+claim.name+" is known", func() bool {
-			_, known := c.c.core.NodeOfVolume(c.volume(claim).GetId())
-			return known
-		})
+		c.waitNamed(c.volume(claim).GetId())
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	snapshotscheme "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned/scheme"
 	snapshotinformers "github.com/kubernetes-csi/external-snapshotter/client/v8/informers/externalversions"
@@ -25,9 +24,11 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/carve-csi/carve/api/leadership"
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
-	"github.com/carve-csi/carve/pkg/controller/csiservice"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/controller/spec"
+	"github.com/carve-csi/carve/pkg/fleet"
 )
 
 const (
@@ -72,16 +73,15 @@ func (c *Controller) runSnapshotter(ctx context.Context) error {
 
 // volumeSnapshotter is what the library asks for one snapshot.
 type volumeSnapshotter struct {
-	service *csiservice.Service
+	*core
 	leading context.Context //nolint:containedctx // the library's contexts know nothing of leading
-	nodeOf  func(volume string) (string, bool)
 	// contents are the VolumeSnapshotContents, indexed by byHandle.
 	contents cache.Indexer
 	shares   *shares
 }
 
 func (c *Controller) snapshotter(leading context.Context, contents cache.Indexer) *volumeSnapshotter {
-	return &volumeSnapshotter{c.csiService(), leading, c.core.NodeOfVolume, contents, newShares(cmp.Or(c.core.workers, snapshotWorkers))}
+	return &volumeSnapshotter{c.core, leading, contents, newShares(cmp.Or(c.core.workers, snapshotWorkers))}
 }
 
 const indexHandle = "handle"
@@ -113,7 +113,11 @@ func (v *volumeSnapshotter) CreateSnapshot(ctx context.Context, name, volume str
 		}
 	}
 	namespace := parameters[utils.PrefixedVolumeSnapshotNamespaceKey]
-	node, _ := v.nodeOf(volume) // one that the cluster does not know is looked for
+	// Any node can report any id: only the PersistentVolume says which node has the volume.
+	node, known := v.NodeOfVolume(volume)
+	if !known {
+		return "", "", time.Time{}, 0, false, status.Errorf(codes.NotFound, "no PersistentVolume names a node for volume %s", volume)
+	}
 	release, err := v.shares.take(node, namespace)
 	if err != nil {
 		return "", "", time.Time{}, 0, false, err
@@ -121,53 +125,78 @@ func (v *volumeSnapshotter) CreateSnapshot(ctx context.Context, name, volume str
 	defer release()
 	ctx, free := leadership.During(ctx, v.leading)
 	defer free()
-	made, err := v.service.Snapshot(ctx, name, volume, namespace, parameters[utils.PrefixedVolumeSnapshotNameKey])
-	if err != nil {
-		return "", "", time.Time{}, 0, false, csiservice.Status(err)
+	made, err := v.Fleet.CreateSnapshot(ctx, node, &lvmdv1.CreateSnapshotRequest{Name: name, SourceVolumeId: volume,
+		Owner: &lvmdv1.Owner{ClusterId: v.ID, ClaimNamespace: namespace, ClaimName: parameters[utils.PrefixedVolumeSnapshotNameKey]}})
+	switch {
+	case err != nil && v.isLost(ctx, node, err):
+		return "", "", time.Time{}, 0, false, status.Errorf(codes.NotFound, "volume %s was on node %s, which is lost", volume, node)
+	case err != nil:
+		return "", "", time.Time{}, 0, false, snapshotError(node, err)
 	}
-	return names.Driver, made.GetSnapshotId(), made.GetCreationTime().AsTime(), made.GetSizeBytes(), made.GetReadyToUse(), nil
+	return names.Driver, spec.SnapshotHandle(node, made.GetId()), made.GetCreatedAt().AsTime(), made.GetSizeBytes(), made.GetReady(), nil
 }
 
-// DeleteSnapshot removes a snapshot. One on a node that left the cluster is
-// gone with it.
-func (v *volumeSnapshotter) DeleteSnapshot(ctx context.Context, id string, _ map[string]string) error {
-	release, err := v.takeShare(id)
+// DeleteSnapshot removes a snapshot. It gives up one on a lost node: should the node come back, nothing finds
+// the snapshot again.
+func (v *volumeSnapshotter) DeleteSnapshot(ctx context.Context, handle string, _ map[string]string) error {
+	node, id, ok := spec.ParseSnapshotHandle(handle)
+	if !ok {
+		return nil // none of ours has that handle
+	}
+	release, err := v.shares.take(node, v.namespaceOf(handle))
 	if err != nil {
 		return err
 	}
 	defer release()
 	ctx, free := leadership.During(ctx, v.leading)
 	defer free()
-	if _, err := v.service.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: id}); err != nil {
-		return csiservice.Status(err)
+	err = v.Fleet.DeleteSnapshot(ctx, node, &lvmdv1.DeleteSnapshotRequest{Id: id})
+	if err == nil || v.isLost(ctx, node, err) {
+		return nil
 	}
-	return nil
+	return snapshotError(node, err)
 }
 
 // GetSnapshotStatus reports on a snapshot that is there.
-func (v *volumeSnapshotter) GetSnapshotStatus(ctx context.Context, id string, _ map[string]string) (bool, time.Time, int64, string, error) {
-	release, err := v.takeShare(id)
+func (v *volumeSnapshotter) GetSnapshotStatus(ctx context.Context, handle string, _ map[string]string) (bool, time.Time, int64, string, error) {
+	node, id, ok := spec.ParseSnapshotHandle(handle)
+	if !ok {
+		return false, time.Time{}, 0, "", status.Errorf(codes.NotFound, "no snapshot %q", handle)
+	}
+	release, err := v.shares.take(node, v.namespaceOf(handle))
 	if err != nil {
 		return false, time.Time{}, 0, "", err
 	}
 	defer release()
-	found, err := v.service.GetSnapshot(ctx, &csi.GetSnapshotRequest{SnapshotId: id})
+	found, err := v.Fleet.GetSnapshot(ctx, node, &lvmdv1.GetSnapshotRequest{Id: id})
 	if err != nil {
-		return false, time.Time{}, 0, "", csiservice.Status(err)
+		return false, time.Time{}, 0, "", snapshotError(node, err)
 	}
-	s := found.GetSnapshot()
-	return s.GetReadyToUse(), s.GetCreationTime().AsTime(), s.GetSizeBytes(), "", nil
+	return found.GetReady(), found.GetCreatedAt().AsTime(), found.GetSizeBytes(), "", nil
 }
 
-// takeShare begins a call about a snapshot. The library does not say in which namespace that is: its
-// VolumeSnapshotContent does, which is there until the call has succeeded.
-func (v *volumeSnapshotter) takeShare(handle string) (release func(), err error) {
-	node, _, _ := spec.ParseSnapshotHandle(handle)
-	return v.shares.take(node, v.namespaceOf(handle))
+// isLost reports whether a call failed because its node is not connected, and the node is lost for good.
+func (v *volumeSnapshotter) isLost(ctx context.Context, node string, err error) bool {
+	if !fleet.IsNotConnected(err) {
+		return false
+	}
+	lost, err := v.NodeLost(ctx, node)
+	return err == nil && lost
 }
 
-// namespaceOf is that of the VolumeSnapshot that has the handle, or "" where none does. Of several,
-// which only an administrator can make, it is the first.
+// snapshotError gives a node's error the code Unavailable unless it is the node's last word: the library
+// takes Internal, for one, to mean that no snapshot was made.
+func snapshotError(node string, err error) error {
+	code := status.Code(err)
+	if fleet.IsNotConnected(err) || fleet.MayHaveHappened(err) {
+		code = codes.Unavailable
+	}
+	return status.Error(code, cluster.Refusal(node, err))
+}
+
+// namespaceOf is that of the VolumeSnapshot that has the handle, or "" where none does: the library does not
+// name it, but its VolumeSnapshotContent, which is there until the call has succeeded. Of several, which only
+// an administrator can make, it is the first.
 func (v *volumeSnapshotter) namespaceOf(handle string) string {
 	contents, err := v.contents.ByIndex(indexHandle, handle)
 	if err != nil {

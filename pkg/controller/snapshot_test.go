@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -18,6 +19,7 @@ import (
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/spec"
+	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -37,12 +39,28 @@ func restoreOf(snapshot string) func(*v1.PersistentVolumeClaim) {
 	}
 }
 
+// thinNode adds a node whose only class has snapshots.
+func (h *harness) thinNode(name string, bytes int64) *lvmdfake.Server {
+	h.t.Helper()
+	h.node(name, 0)
+	s := lvmdfake.New(name, lvmdfake.Class{Name: "thin", Default: true, Bytes: bytes, Thin: true})
+	h.attach(s, name)
+	return s
+}
+
 // noContents are the VolumeSnapshotContents of a cluster that has none.
 func noContents() cache.Indexer { return cache.NewIndexer(cache.MetaNamespaceKeyFunc, byHandle()) }
+
+// waitNamed waits until the controller knows the PersistentVolume of a volume.
+func (h *harness) waitNamed(volume string) {
+	h.t.Helper()
+	waittest.Until(h.t, "the PersistentVolume is seen", func() bool { _, known := h.c.core.NodeOfVolume(volume); return known })
+}
 
 // takeSnapshot does what the library does, and returns the handle.
 func (h *harness) takeSnapshot(name, volume string) (handle string, err error) {
 	h.t.Helper()
+	h.waitNamed(volume)
 	_, handle, at, size, ready, err := h.c.snapshotter(h.t.Context(), noContents()).CreateSnapshot(h.t.Context(), "snapshot-uid-"+name, volume, map[string]string{
 		utils.PrefixedVolumeSnapshotNameKey: name, utils.PrefixedVolumeSnapshotNamespaceKey: "default"}, nil)
 	if err == nil && (at.IsZero() || size != 100*mib || !ready) {
@@ -111,6 +129,36 @@ func TestASnapshotIsTakenOnItsVolumesNodeAndRestoredThere(t *testing.T) {
 	_, _, _, _, _, err = library.CreateSnapshot(t.Context(), "x", "y", map[string]string{"speed": "high"}, nil)
 	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "parameters[speed]") {
 		t.Errorf("with a parameter: %v", err)
+	}
+}
+
+// A node that is away may have the snapshot, and come back with it.
+func TestASnapshotIsGivenUpOnlyWithItsNode(t *testing.T) {
+	for name, lose := range losing {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHarness(t)
+			n1 := h.thinNode("n1", gib)
+			h.class("carve", nil)
+			h.run()
+			h.boundVolume("c", "n1")
+			volume := n1.Volumes()["pvc-uid-c"].GetId()
+			handle := must.Get(h.takeSnapshot("s", volume))(t)
+			library := h.c.snapshotter(t.Context(), noContents())
+			answers := func() []codes.Code {
+				_, creation := h.takeSnapshot("other", volume)
+				_, _, _, _, look := library.GetSnapshotStatus(t.Context(), handle, nil)
+				return []codes.Code{status.Code(creation), status.Code(look), status.Code(library.DeleteSnapshot(t.Context(), handle, nil))}
+			}
+			h.cutOff("n1")
+			if got := answers(); !slices.Equal(got, []codes.Code{codes.Unavailable, codes.Unavailable, codes.Unavailable}) {
+				t.Errorf("creation, status and deletion on a node that is away: %v", got)
+			}
+			lose(h, "n1")
+			waittest.Until(t, "the snapshot is given up", func() bool {
+				return slices.Equal(answers(), []codes.Code{codes.NotFound, codes.Unavailable, codes.OK})
+			})
+		})
 	}
 }
 

@@ -166,10 +166,9 @@ func (w *world) actsIn(t *testing.T, start func() (stop func())) {
 
 // actWith is oursActs with other options; those that are the same for all
 // tests are filled in.
-func actWith(t *testing.T, w *world, o Options) *Controller {
+func actWith(t *testing.T, w *world, o Options) {
 	t.Helper()
-	c, _ := actOn(t, w, o)
-	return c
+	actOn(t, w, o)
 }
 
 // actOn is actWith for tests that attach and detach nodes.
@@ -182,6 +181,12 @@ func actOn(t *testing.T, w *world, o Options, changes ...harnessOption) (*Contro
 
 // startOn is actOn for tests that end the controller themselves.
 func startOn(t *testing.T, w *world, o Options, changes ...harnessOption) (c *Controller, net *uplinktest.Network, stop func()) {
+	t.Helper()
+	return runOn(t, w, o, (*Controller).lead, changes...)
+}
+
+// runOn is startOn for a controller that does something else than lead.
+func runOn(t *testing.T, w *world, o Options, run func(*Controller, context.Context) error, changes ...harnessOption) (c *Controller, net *uplinktest.Network, stop func()) {
 	t.Helper()
 	o.Registerer, o.Log = prometheus.NewRegistry(), slog.New(slog.DiscardHandler)
 	c = must.Get(New(o))(t)
@@ -200,7 +205,7 @@ func startOn(t *testing.T, w *world, o Options, changes ...harnessOption) (c *Co
 	c.own.Start(ctx.Done())
 	c.core.owner.Start(ctx.Done())
 	done := make(chan error, 1)
-	go func() { done <- c.lead(ctx) }()
+	go func() { done <- run(c, ctx) }()
 	return c, net, func() {
 		cancel()
 		if err := <-done; err != nil {

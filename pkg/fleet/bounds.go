@@ -31,9 +31,6 @@ const (
 	// volume or snapshot.
 	maxAnswerBytes  = 64 << 10
 	maxAnswerFields = 1000
-	// maxPageBytes and maxPageFields are those of a page of snapshots.
-	maxPageBytes  = 512 << 10
-	maxPageFields = 20_000
 	// callsOfAKind bounds how many calls of one kind are under way to a node. Those that wait for a
 	// place hold no stream. Each may hold 64 KiB of the header of its answer; what has come of the answer
 	// itself counts against the session, see package uplink. A quick kind does not wait for a slow one.
@@ -140,8 +137,7 @@ func countFields(encoded []byte, message protoreflect.MessageDescriptor, byNumbe
 // texts of the others.
 type answerReader struct {
 	encoding.CodecV2
-	decoding  places
-	maxFields int
+	decoding places
 }
 
 // Unmarshal implements encoding.CodecV2.
@@ -151,8 +147,8 @@ func (r answerReader) Unmarshal(encoded mem.BufferSlice, message any) error {
 	if !ok {
 		return r.CodecV2.Unmarshal(encoded, message)
 	}
-	if fields := countFields(encoded.Materialize(), m.ProtoReflect().Descriptor(), nil); fields > r.maxFields {
-		return fmt.Errorf("the answer has %d fields, more than the %d that are allowed", fields, r.maxFields)
+	if fields := countFields(encoded.Materialize(), m.ProtoReflect().Descriptor(), nil); fields > maxAnswerFields {
+		return fmt.Errorf("the answer has %d fields, more than the %d that are allowed", fields, maxAnswerFields)
 	}
 	if err := r.CodecV2.Unmarshal(encoded, message); err != nil {
 		return err

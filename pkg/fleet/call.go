@@ -58,12 +58,6 @@ func (f *Fleet) ModifyVolume(ctx context.Context, node string, r *lvmdv1.ModifyV
 	return res.GetVolume(), err
 }
 
-// GetVolumeByID asks a node for one of its volumes.
-func (f *Fleet) GetVolumeByID(ctx context.Context, node, id string) (*lvmdv1.Volume, error) {
-	res, err := call(ctx, f, node, &lvmdv1.GetVolumeRequest{Id: id}, lvmdv1.LVMDClient.GetVolume)
-	return res.GetVolume(), err
-}
-
 // CreateSnapshot keeps what a volume of a node holds now.
 func (f *Fleet) CreateSnapshot(ctx context.Context, node string, r *lvmdv1.CreateSnapshotRequest) (*lvmdv1.Snapshot, error) {
 	res, err := call(ctx, f, node, r, lvmdv1.LVMDClient.CreateSnapshot)
@@ -81,12 +75,6 @@ func (f *Fleet) DeleteSnapshot(ctx context.Context, node string, r *lvmdv1.Delet
 func (f *Fleet) GetSnapshot(ctx context.Context, node string, r *lvmdv1.GetSnapshotRequest) (*lvmdv1.Snapshot, error) {
 	res, err := call(ctx, f, node, r, lvmdv1.LVMDClient.GetSnapshot)
 	return res.GetSnapshot(), err
-}
-
-// ListSnapshots asks a node for a page of its snapshots.
-func (f *Fleet) ListSnapshots(ctx context.Context, node string, r *lvmdv1.ListSnapshotsRequest) (*lvmdv1.ListSnapshotsResponse, error) {
-	return call(ctx, f, node, r, lvmdv1.LVMDClient.ListSnapshots,
-		grpc.MaxCallRecvMsgSize(maxPageBytes), grpc.ForceCodecV2(answerReader{protoCodec, f.answers, maxPageFields}))
 }
 
 // KeepVolume has a node note that a PersistentVolume names one of its volumes.
@@ -170,7 +158,7 @@ func (f *Fleet) takePlace(ctx context.Context, node string, r any) (release func
 func call[Req, Res any](ctx context.Context, f *Fleet, node string, r *Req,
 	method func(lvmdv1.LVMDClient, context.Context, *Req, ...grpc.CallOption) (*Res, error), options ...grpc.CallOption) (*Res, error) {
 	options = append([]grpc.CallOption{grpc.MaxCallRecvMsgSize(maxAnswerBytes),
-		grpc.ForceCodecV2(answerReader{protoCodec, f.answers, maxAnswerFields})}, options...)
+		grpc.ForceCodecV2(answerReader{protoCodec, f.answers})}, options...)
 	release, err := f.takePlace(ctx, node, r)
 	if err != nil {
 		return nil, err

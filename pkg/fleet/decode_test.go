@@ -43,7 +43,7 @@ func TestFewMessagesAreDecodedAtATime(t *testing.T) {
 		answer func() any
 	}{
 		"answers": {decodedAnswers, func(f *Fleet, c encoding.CodecV2) encoding.CodecV2 {
-			return answerReader{c, f.answers, maxAnswerFields}
+			return answerReader{c, f.answers}
 		},
 			func() any { return &lvmdv1.ListClassesResponse{} }},
 		"reports": {decodedReports, func(f *Fleet, c encoding.CodecV2) encoding.CodecV2 {

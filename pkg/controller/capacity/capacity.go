@@ -96,7 +96,7 @@ type Publisher struct {
 	increaseSeen map[Key]time.Time
 }
 
-// Options say how a publisher works. All but Owner, TemplateLabel and Withdraw are required.
+// Options say how a publisher works. All but Owner and TemplateLabel are required.
 type Options struct {
 	// Namespace is where the objects are, Owner the Deployment that they belong to.
 	Namespace string
@@ -107,9 +107,7 @@ type Options struct {
 	// TemplateLabel is the label by whose values nodes are of one kind; empty publishes
 	// nothing about nodes that do not exist yet.
 	TemplateLabel string
-	// Withdraw removes what was published, and publishes nothing: a sidecar does.
-	Withdraw bool
-	Metrics  *Metrics
+	Metrics       *Metrics
 }
 
 // New makes a publisher. Run runs it.
@@ -260,7 +258,7 @@ const (
 // until its taint is taken away, and one that is to have no agent until one connects.
 func (p *Publisher) desired(ctx context.Context, key Key) (desired, scheduler.FreeSpace, error) {
 	class, ours := p.OurClass(key.Class)
-	if !ours || p.Withdraw {
+	if !ours {
 		return remove, scheduler.FreeSpace{}, nil
 	}
 	params, err := spec.ParseClass(class)

@@ -59,7 +59,7 @@ func (e *WrongVolumeError) Error() string {
 // node reports the id of another one, or another create was answered with it. It may be repeated.
 func (i *IDs) Accept(node string, ask *lvmdv1.CreateVolumeRequest, vol *lvmdv1.Volume) error {
 	name, id, bytes := ask.GetName(), vol.GetId(), vol.GetSizeBytes()
-	if vol.GetName() != name || bytes < ask.GetRequiredBytes() || ask.GetLimitBytes() > 0 && bytes > ask.GetLimitBytes() {
+	if vol.GetName() != name || bytes < ask.GetRequiredBytes() {
 		describe := func(name string, bytes int64) string {
 			return fmt.Sprintf("volume %q of %s", name, quantity.Bytes(bytes))
 		}

@@ -2,11 +2,9 @@ package cluster
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -26,9 +24,6 @@ const NodeLossGrace = time.Minute
 // AgentGrace is how long a node must have been without an agent's Pod before it counts as a node that is to have none:
 // longer than a DaemonSet takes to make the next one, and, with awayGrace, shorter than the alert CarveNodeCutOff waits.
 const AgentGrace = 2 * time.Minute
-
-// NodeIDAnnotation is where the kubelet notes the CSI drivers of a node.
-const NodeIDAnnotation = "csi.volume.kubernetes.io/nodeid"
 
 // absences are those of Node objects, and of agents.
 type absences struct {
@@ -169,37 +164,6 @@ func (c *Cluster) DeleteLostClaim(ctx context.Context, pv *v1.PersistentVolume, 
 	case !IsOutdated(err) && ctx.Err() == nil:
 		log.Warn("a claim that is given up could not be deleted, trying on", "error", err)
 	}
-}
-
-// AbsentNodes returns the nodes of the cluster that have, or had, an agent of
-// ours, and are not connected. Those that are out of service are not in the
-// cluster: see NodeGone.
-func (c *Cluster) AbsentNodes() []string {
-	connected := map[string]bool{}
-	for _, view := range c.Fleet.Views() {
-		connected[view.Node] = view.Connected
-	}
-	var out []string
-	for _, node := range List(c.Nodes) {
-		if connected[node.Name] || OutOfService(node) {
-			continue
-		}
-		if _, known := connected[node.Name]; known || hasDriver(node) {
-			out = append(out, node.Name)
-		}
-	}
-	slices.SortFunc(out, strings.Compare)
-	return out
-}
-
-// hasDriver reports whether the kubelet noted our driver on a node.
-func hasDriver(node *v1.Node) bool {
-	ids := map[string]string{}
-	if err := json.Unmarshal([]byte(node.Annotations[NodeIDAnnotation]), &ids); err != nil {
-		return false
-	}
-	_, has := ids[names.Driver]
-	return has
 }
 
 // DeviceClassOn returns the name by which a node knows a device class, of which the

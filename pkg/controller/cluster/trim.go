@@ -51,16 +51,12 @@ func (t trimmer) trim(obj any) (any, error) {
 // trimNode leaves by far the most out, the images that a node has. The labels stay: StorageClasses choose
 // by any of them.
 func trimNode(node *v1.Node) *v1.Node {
-	lean := &v1.Node{
+	return &v1.Node{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion, DeletionTimestamp: node.DeletionTimestamp, Labels: node.Labels,
 		},
 		Spec: v1.NodeSpec{Unschedulable: node.Spec.Unschedulable, Taints: node.Spec.Taints},
 	}
-	if ids, ok := node.Annotations[NodeIDAnnotation]; ok {
-		lean.Annotations = map[string]string{NodeIDAnnotation: ids}
-	}
-	return lean
 }
 
 // trimVolume leaves of the volume of another driver whose it is, so that none is taken for one of ours.

@@ -51,7 +51,6 @@ func wholeNode(name string) *v1.Node {
 	for i := range 30 {
 		node.Labels[fmt.Sprintf("example.com/label-%d", i)] = "value"
 	}
-	node.Annotations[NodeIDAnnotation] = `{"` + names.Driver + `":"` + name + `"}`
 	for i := range 50 {
 		node.Status.Images = append(node.Status.Images, v1.ContainerImage{Names: []string{
 			fmt.Sprintf("registry.example.com/team/image-%d@sha256:%064d", i, i), fmt.Sprintf("registry.example.com/team/image-%d:v1.2.3", i)}})
@@ -99,12 +98,9 @@ func TestATrimmedNodeIsJudgedAsTheWholeOne(t *testing.T) {
 		for _, key := range rapid.SliceOf(rapid.SampledFrom([]string{v1.TaintNodeOutOfService, names.TaintAgentNotReady, names.TaintScaleDownCandidate})).Draw(t, "taints") {
 			whole.Spec.Taints = append(whole.Spec.Taints, v1.Taint{Key: key, Value: "v", Effect: v1.TaintEffectNoExecute})
 		}
-		if rapid.Bool().Draw(t, "without the driver") {
-			delete(whole.Annotations, NodeIDAnnotation)
-		}
 		judge := func(node *v1.Node) []any {
 			return []any{node.Name, node.UID, node.ResourceVersion, node.DeletionTimestamp, node.Labels, node.Spec.Taints, node.Spec.Unschedulable,
-				OutOfService(node), hasDriver(node), spec.AllowedBy(terms, node)}
+				OutOfService(node), spec.AllowedBy(terms, node)}
 		}
 		if got, want := judge(trimmed(whole)), judge(whole); !reflect.DeepEqual(got, want) {
 			t.Errorf("of the trimmed node %v, want %v as of the whole one", got, want)

@@ -142,7 +142,7 @@ func ParseClaim(claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass) 
 	if claim.Spec.VolumeMode != nil && *claim.Spec.VolumeMode == v1.PersistentVolumeBlock {
 		out.Mode, out.FSType = lvmdv1.VolumeMode_VOLUME_MODE_BLOCK, ""
 	}
-	if err := out.SuitsClaim(claim, class); err != nil {
+	if err := out.suitsClaim(claim, class); err != nil {
 		return out, err
 	}
 	if len(claim.Spec.AccessModes) == 0 {
@@ -181,9 +181,9 @@ func ParseClaim(claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass) 
 	return out, out.Encryption.suits(out.Source)
 }
 
-// SuitsClaim checks whether a claim may have what is asked for of its class. Errors are
+// suitsClaim checks whether a claim may have what is asked for of its class. Errors are
 // *InvalidError.
-func (r Request) SuitsClaim(claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass) error {
+func (r Request) suitsClaim(claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass) error {
 	if r.ephemeral && OwnerPod(claim) == nil {
 		given := fmt.Sprintf("%q", names.ClaimsEphemeral)
 		if r.FileSystem.Profile == filesystem.Scratch {

@@ -10,13 +10,12 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/onsi/ginkgo/v2/types"
-	"google.golang.org/grpc"
 )
 
 // Cases are numbers of cases of the suite that ran, by the service that they are of. A
 // case that was skipped, because a capability is missing or for another reason, is none.
 type Cases struct {
-	Identity, Node, Controller int
+	Identity, Node int
 }
 
 // count returns how many cases passed of each class.
@@ -33,8 +32,6 @@ func count(report types.Report) map[string]Cases {
 			c.Identity++
 		case strings.HasPrefix(service, "Node Service"):
 			c.Node++
-		default:
-			c.Controller++
 		}
 		passed[class] = c
 	}
@@ -46,7 +43,7 @@ func count(report types.Report) map[string]Cases {
 func (c Cases) check(t *testing.T, class string, floor Cases) {
 	t.Helper()
 	t.Logf("%s: ran %+v, recorded are %+v", class, c, floor)
-	if c.Identity < floor.Identity || c.Node < floor.Node || c.Controller < floor.Controller {
+	if c.Identity < floor.Identity || c.Node < floor.Node {
 		t.Errorf("%s: ran %+v, want at least %+v", class, c, floor)
 	}
 }
@@ -59,10 +56,6 @@ var (
 	nodeCapabilities = []string{
 		"EXPAND_VOLUME", "GET_STORAGE_HEALTH", "GET_VOLUME_HEALTH", "GET_VOLUME_STATS", "SINGLE_NODE_MULTI_WRITER", "STAGE_UNSTAGE_VOLUME",
 	}
-	controllerCapabilities = []string{
-		"CLONE_VOLUME", "CREATE_DELETE_SNAPSHOT", "CREATE_DELETE_VOLUME", "EXPAND_VOLUME", "GET_CAPACITY", "GET_SNAPSHOT", "GET_VOLUME",
-		"LIST_SNAPSHOTS", "LIST_VOLUMES", "MODIFY_VOLUME", "SINGLE_NODE_MULTI_WRITER",
-	}
 )
 
 // checkNode checks what a plugin advertises.
@@ -70,7 +63,7 @@ func checkNode(t *testing.T, identity csi.IdentityClient, node csi.NodeClient) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	checkIdentity(ctx, t, "the node plugin", identity)
+	checkIdentity(ctx, t, identity)
 	answer, err := node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
 	var got []string
 	for _, c := range answer.GetCapabilities() {
@@ -79,21 +72,7 @@ func checkNode(t *testing.T, identity csi.IdentityClient, node csi.NodeClient) {
 	compare(t, "the node service", got, nodeCapabilities, err)
 }
 
-// checkController checks what the controller that is shipped advertises.
-func checkController(t *testing.T, conn grpc.ClientConnInterface) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	checkIdentity(ctx, t, "the controller", csi.NewIdentityClient(conn))
-	answer, err := csi.NewControllerClient(conn).ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
-	var got []string
-	for _, c := range answer.GetCapabilities() {
-		got = append(got, c.GetRpc().GetType().String())
-	}
-	compare(t, "the controller service", got, controllerCapabilities, err)
-}
-
-func checkIdentity(ctx context.Context, t *testing.T, who string, client csi.IdentityClient) {
+func checkIdentity(ctx context.Context, t *testing.T, client csi.IdentityClient) {
 	t.Helper()
 	answer, err := client.GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
 	var got []string
@@ -104,7 +83,7 @@ func checkIdentity(ctx context.Context, t *testing.T, who string, client csi.Ide
 			got = append(got, c.GetVolumeExpansion().GetType().String())
 		}
 	}
-	compare(t, who, got, pluginCapabilities, err)
+	compare(t, "the plugin", got, pluginCapabilities, err)
 }
 
 // compare fails the test where something is not advertised, or is not recorded here.

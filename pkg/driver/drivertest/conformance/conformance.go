@@ -1,6 +1,5 @@
 // Package conformance runs the CSI project's own suite, csi-sanity, against a
-// node plugin on a machine, whether its lvmd and its mounts are real or not, and
-// against the controller beside it.
+// node plugin on a machine, whether its lvmd and its mounts are real or not.
 package conformance
 
 import (
@@ -16,7 +15,6 @@ import (
 	"github.com/onsi/gomega"
 	"google.golang.org/grpc"
 
-	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
 	"github.com/carve-csi/carve/pkg/must"
@@ -30,17 +28,11 @@ type Suite struct {
 	Bytes int64
 	// Classes are the device classes that they are of, each with all of the node's cases.
 	Classes []Class
-	// Shipped has the controller that is shipped make them, and tests that, too.
-	// Otherwise a stand-in does, which can do no more.
-	Shipped bool
 }
 
 // Class is a device class of the machine.
 type Class struct {
 	Name string
-	// Controller has the controller's cases run with this class, too, of which some
-	// need snapshots. What they prove does not depend on how volumes are used on a node.
-	Controller bool
 	// Floor is how many cases have to run, at least.
 	Floor Cases
 }
@@ -53,28 +45,15 @@ func Run(t *testing.T, m *drivertest.Machine, s Suite) {
 	before := inKubeletDir(t, m)
 	plugin := m.Start()
 	checkNode(t, plugin.IdentityClient, plugin.NodeClient)
-	var skip []string
-	var controller string
-	if s.Shipped {
-		controller = shipped(t, m)
-	}
 	for _, class := range s.Classes {
 		config := sanity.NewTestConfig()
 		config.Address = "unix:" + m.CSISocket()
-		if s.Shipped {
-			config.ControllerAddress = "unix:" + controller
-			config.TestVolumeParameters = map[string]string{names.ParamDeviceClass: class.Name}
-		} else {
-			config.ControllerAddress = "unix:" + standIn(t, m, class.Name)
-		}
+		config.ControllerAddress = "unix:" + standIn(t, m, class.Name)
 		config.StagingPath = m.Path("staging")
 		config.TargetPath = m.Path("targets")
 		config.TestVolumeSize = s.Bytes
 		config.TestVolumeExpandSize = 2 * s.Bytes
 		config.TestVolumeAccessType = s.AccessType
-		if !class.Controller {
-			skip = append(skip, "class "+class.Name+` .*\[(Group)?Controller `)
-		}
 		ginkgo.Describe("class "+class.Name, func() {
 			suite := sanity.GinkgoTest(&config)
 			t.Cleanup(suite.Finalize)
@@ -85,7 +64,7 @@ func Run(t *testing.T, m *drivertest.Machine, s Suite) {
 	ginkgo.ReportAfterSuite("count the cases", func(report ginkgo.Report) { ran = count(report) })
 	gomega.RegisterFailHandler(ginkgo.Fail)
 	suite, reporter := ginkgo.GinkgoConfiguration()
-	suite.SkipStrings = skip
+	suite.SkipStrings = []string{`\[(Group)?Controller `}
 	reporter.Succinct, reporter.NoColor = true, true
 	if !ginkgo.RunSpecs(t, "CSI sanity: "+s.AccessType, suite, reporter) {
 		t.Error("the plugin does not conform")

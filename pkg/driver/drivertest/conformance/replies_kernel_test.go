@@ -10,11 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -27,7 +23,6 @@ import (
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/driver/drivertest"
-	"github.com/carve-csi/carve/pkg/driver/drivertest/conformance"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -141,18 +136,18 @@ func await(t *testing.T, what string, done <-chan struct{}) {
 	})
 }
 
-func makeClass(t *testing.T, c *conformance.Controller) {
+func makeClass(t *testing.T, c *shippedController) {
 	t.Helper()
 	mode, reclaim := storagev1.VolumeBindingWaitForFirstConsumer, v1.PersistentVolumeReclaimDelete
 	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "carve"}, Provisioner: names.Driver, VolumeBindingMode: &mode, ReclaimPolicy: &reclaim}
-	must.Get(c.Client.StorageV1().StorageClasses().Create(t.Context(), class, metav1.CreateOptions{}))(t)
+	must.Get(c.client.StorageV1().StorageClasses().Create(t.Context(), class, metav1.CreateOptions{}))(t)
 }
 
 // makeClaim makes a claim of 64 MiB that chose the node.
-func makeClaim(t *testing.T, c *conformance.Controller, name string) {
+func makeClaim(t *testing.T, c *shippedController, name string) {
 	t.Helper()
 	class, block := "carve", v1.PersistentVolumeBlock
-	must.Get(c.Client.CoreV1().PersistentVolumeClaims("default").Create(t.Context(), &v1.PersistentVolumeClaim{
+	must.Get(c.client.CoreV1().PersistentVolumeClaims("default").Create(t.Context(), &v1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID("uid-" + name), Annotations: map[string]string{volume.AnnSelectedNode: drivertest.NodeName}},
 		Spec: v1.PersistentVolumeClaimSpec{StorageClassName: &class, VolumeMode: &block, AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
 			Resources: v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: *resource.NewQuantity(64*mib, resource.BinarySI)}}},
@@ -160,25 +155,25 @@ func makeClaim(t *testing.T, c *conformance.Controller, name string) {
 	}, metav1.CreateOptions{}))(t)
 }
 
-func waitBound(t *testing.T, c *conformance.Controller, name string) {
+func waitBound(t *testing.T, c *shippedController, name string) {
 	t.Helper()
 	var last *v1.PersistentVolumeClaim
 	waittest.Until(t, "claim "+name+" is bound", func() bool {
 		var err error
-		last, err = c.Client.CoreV1().PersistentVolumeClaims("default").Get(t.Context(), name, metav1.GetOptions{})
+		last, err = c.client.CoreV1().PersistentVolumeClaims("default").Get(t.Context(), name, metav1.GetOptions{})
 		return err == nil && last.Status.Phase == v1.ClaimBound
 	}, func() any { return last })
 }
 
-func deleteClaim(t *testing.T, c *conformance.Controller, name string) {
+func deleteClaim(t *testing.T, c *shippedController, name string) {
 	t.Helper()
-	must.Succeed(t, c.Client.CoreV1().PersistentVolumeClaims("default").Delete(t.Context(), name, metav1.DeleteOptions{}))
+	must.Succeed(t, c.client.CoreV1().PersistentVolumeClaims("default").Delete(t.Context(), name, metav1.DeleteOptions{}))
 }
 
-func waitGone(t *testing.T, c *conformance.Controller, name string) {
+func waitGone(t *testing.T, c *shippedController, name string) {
 	t.Helper()
 	waittest.Until(t, "the PersistentVolume of claim "+name+" is gone", func() bool {
-		_, err := c.Client.CoreV1().PersistentVolumes().Get(t.Context(), "pvc-uid-"+name, metav1.GetOptions{})
+		_, err := c.client.CoreV1().PersistentVolumes().Get(t.Context(), "pvc-uid-"+name, metav1.GetOptions{})
 		return apierrors.IsNotFound(err)
 	})
 }
@@ -188,13 +183,13 @@ func waitGone(t *testing.T, c *conformance.Controller, name string) {
 func TestAReplyThatIsLostMakesNoSecondVolume(t *testing.T) {
 	m := drivertest.NewRealMachine(t, "/dev/vdb", "disk")
 	lvmd := &mute{LVMDServer: m.LVMD, calls: map[string]int{}}
-	c := conformance.StartController(t, m.Log)
-	disconnect := c.Connect(t, lvmd)
+	c := startController(t, m.Log)
+	disconnect := c.connect(t, lvmd)
 	t.Cleanup(func() { disconnect() })
 	reconnect := func() {
 		t.Helper()
 		disconnect()
-		disconnect = c.Connect(t, lvmd)
+		disconnect = c.connect(t, lvmd)
 	}
 	makeClass(t, c)
 
@@ -210,27 +205,23 @@ func TestAReplyThatIsLostMakesNoSecondVolume(t *testing.T) {
 	if after := logicalVolumes(t); fmt.Sprint(after) != fmt.Sprint(made) {
 		t.Errorf("the repeated create changed %v to %v", made, after)
 	}
-	pv := must.Get(c.Client.CoreV1().PersistentVolumes().Get(t.Context(), "pvc-uid-data", metav1.GetOptions{}))(t)
+	pv := must.Get(c.client.CoreV1().PersistentVolumes().Get(t.Context(), "pvc-uid-data", metav1.GetOptions{}))(t)
 	id := pv.Spec.CSI.VolumeHandle
 	if _, is := made[id]; !is {
 		t.Fatalf("the PersistentVolume is of %s, made was %v", id, made)
 	}
 
 	done = lvmd.drop("expand")
-	expand := func() error {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		_, err := c.CSI.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 128 * mib}})
-		return err
-	}
-	first := make(chan error, 1)
-	go func() { first <- expand() }()
+	claims := c.client.CoreV1().PersistentVolumeClaims("default")
+	claim := must.Get(claims.Get(t.Context(), "data", metav1.GetOptions{}))(t).DeepCopy()
+	claim.Spec.Resources.Requests[v1.ResourceStorage] = *resource.NewQuantity(128*mib, resource.BinarySI)
+	must.Get(claims.Update(t.Context(), claim, metav1.UpdateOptions{}))(t)
 	await(t, "lvmd grows the volume", done)
 	reconnect()
-	if err := <-first; err == nil || status.Code(err) == codes.OK {
-		t.Error("the expansion whose reply is lost succeeded")
-	}
-	waittest.Succeeds(t, "the repeated expansion succeeds, once the node is connected", expand)
+	waittest.Until(t, "the claim has grown, once the node is connected", func() bool {
+		now, err := claims.Get(t.Context(), "data", metav1.GetOptions{})
+		return err == nil && now.Status.Capacity.Storage().Value() == 128*mib
+	}, func() any { return must.Get(claims.Get(t.Context(), "data", metav1.GetOptions{}))(t) })
 	if n := lvmd.count("expand"); n < 2 {
 		t.Errorf("%d expansions reached lvmd, want the first and its repetition", n)
 	}
@@ -265,7 +256,7 @@ func TestOtherDisksUnderANodesNameAreNotTheOldOnes(t *testing.T) {
 			t.Logf("controller:\n%s", log)
 		}
 	})
-	c := conformance.StartController(t, log)
+	c := startController(t, log)
 	makeClass(t, c)
 	group := func(t *testing.T) string {
 		t.Helper()
@@ -277,7 +268,7 @@ func TestOtherDisksUnderANodesNameAreNotTheOldOnes(t *testing.T) {
 		t.Cleanup(func() { // The controller is not connected any more.
 			must.Get(m.LVMD.DeleteVolume(context.Background(), &lvmdv1.DeleteVolumeRequest{Name: "pvc-uid-data"}))(t)
 		})
-		disconnect := c.Connect(t, m.LVMD)
+		disconnect := c.connect(t, m.LVMD)
 		defer disconnect()
 		makeClaim(t, c, "data")
 		waitBound(t, c, "data")
@@ -314,7 +305,7 @@ func TestOtherDisksUnderANodesNameAreNotTheOldOnes(t *testing.T) {
 			t.Errorf("lvmd has %q, want %q", have, want)
 		}
 	}
-	disconnect := c.Connect(t, m.LVMD)
+	disconnect := c.connect(t, m.LVMD)
 	t.Cleanup(func() { disconnect() })
 
 	// Another claim is served here: by then the controller has the node's report, and misses the
@@ -324,7 +315,7 @@ func TestOtherDisksUnderANodesNameAreNotTheOldOnes(t *testing.T) {
 	var pv *v1.PersistentVolume
 	waittest.Until(t, "the volume is called missing", func() bool {
 		var err error
-		pv, err = c.Client.CoreV1().PersistentVolumes().Get(t.Context(), "pvc-uid-data", metav1.GetOptions{})
+		pv, err = c.client.CoreV1().PersistentVolumes().Get(t.Context(), "pvc-uid-data", metav1.GetOptions{})
 		return err == nil && pv.Status.Reason != ""
 	}, func() any { return pv })
 	for _, want := range []string{pv.Spec.CSI.VolumeHandle, "as on other disks", was, is} {
@@ -332,7 +323,7 @@ func TestOtherDisksUnderANodesNameAreNotTheOldOnes(t *testing.T) {
 			t.Errorf("the PersistentVolume says %q, not %q", pv.Status.Message, want)
 		}
 	}
-	claim, err := c.Client.CoreV1().PersistentVolumeClaims("default").Get(t.Context(), "data", metav1.GetOptions{})
+	claim, err := c.client.CoreV1().PersistentVolumeClaims("default").Get(t.Context(), "data", metav1.GetOptions{})
 	if err != nil || claim.DeletionTimestamp != nil || claim.Spec.VolumeName != pv.Name {
 		t.Errorf("the claim was not kept for the old disks: %v, %v", claim, err)
 	}

@@ -1,9 +1,10 @@
-package conformance
+//go:build kernel
+
+package conformance_test
 
 import (
 	"context"
 	"encoding/base64"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -13,10 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -42,31 +41,15 @@ const (
 	uplinkHost = "carve-uplink"
 )
 
-// Controller is the controller as it is shipped. Only the API server is a fake.
-type Controller struct {
-	// Client is that of the API server.
-	Client *fake.Clientset
-	// Socket is where the CSI service listens, CSI a client of it.
-	Socket string
-	CSI    csi.ControllerClient
-
+// shippedController is the controller as it is shipped. Only the API server is a fake.
+type shippedController struct {
+	client             *fake.Clientset
 	address, ca, token string
 	log                *slog.Logger
-	conn               *grpc.ClientConn
 }
 
-// shipped runs the controller until the test's end, connects the machine's lvmd to it,
-// and returns the socket of its CSI service.
-func shipped(t *testing.T, m *drivertest.Machine) string {
-	t.Helper()
-	c := StartController(t, m.Log)
-	t.Cleanup(c.Connect(t, m.LVMD))
-	checkController(t, c.conn)
-	return c.Socket
-}
-
-// StartController runs the controller until the test's end. Its log goes to w.
-func StartController(t *testing.T, w io.Writer) *Controller {
+// startController runs the controller until the test's end. Its log goes to w.
+func startController(t *testing.T, w io.Writer) *shippedController {
 	t.Helper()
 	client := clientfake.New(
 		&v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceSystem, UID: "cluster"}},
@@ -80,15 +63,12 @@ func StartController(t *testing.T, w io.Writer) *Controller {
 				Extra: map[string]authenticationv1.ExtraValue{"authentication.kubernetes.io/node-name": {drivertest.NodeName}}},
 		}}, nil
 	})
-	// Not t.TempDir: a socket's path may have no more than 107 bytes.
-	dir := must.Get(os.MkdirTemp("", "carve"))(t)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := t.TempDir()
 	log := slog.New(slog.NewTextHandler(w, nil))
-	out := &Controller{Client: client, Socket: filepath.Join(dir, "controller.sock"), address: freeAddress(t),
-		ca: filepath.Join(dir, "ca.crt"), token: filepath.Join(dir, "token"), log: log}
+	out := &shippedController{client: client, address: freeAddress(t), ca: filepath.Join(dir, "ca.crt"), token: filepath.Join(dir, "token"), log: log}
 	c := must.Get(controller.New(controller.Options{
 		Client: client, Namespace: namespace, UplinkListen: out.address,
-		Identity: "test", CSISocket: out.Socket, Version: "test", AuditInterval: time.Second, Registerer: prometheus.NewRegistry(), Log: log,
+		Identity: "test", AuditInterval: time.Second, Registerer: prometheus.NewRegistry(), Log: log,
 	}))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -104,15 +84,12 @@ func StartController(t *testing.T, w io.Writer) *Controller {
 	for path, content := range map[string]string{out.ca: published.Data[trust.CABundleKey], out.token: tokenFor(time.Hour)} {
 		must.Succeed(t, os.WriteFile(path, []byte(content), 0o600))
 	}
-	conn := must.Get(grpc.NewClient("unix:"+out.Socket, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
-	t.Cleanup(func() { _ = conn.Close() })
-	out.conn, out.CSI = conn, csi.NewControllerClient(conn)
 	return out
 }
 
-// Connect connects the node to the controller, with an lvmd, until disconnect is called
+// connect connects the node to the controller, with an lvmd, until disconnect is called
 // once, which cuts the calls under way off.
-func (c *Controller) Connect(t *testing.T, lvmd lvmdv1.LVMDServer) (disconnect func()) {
+func (c *shippedController) connect(t *testing.T, lvmd lvmdv1.LVMDServer) (disconnect func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	server := grpc.NewServer(uplink.ServerOptions()...)
@@ -122,13 +99,6 @@ func (c *Controller) Connect(t *testing.T, lvmd lvmdv1.LVMDServer) (disconnect f
 		done <- uplink.RunClient(ctx, uplink.ClientOptions{Addresses: c.address, ServerName: uplinkHost, CAFile: c.ca, TokenFile: c.token,
 			NodeName: drivertest.NodeName, Version: "test", Serve: server.Serve, Log: c.log})
 	}()
-	waittest.Succeeds(t, "the controller knows the node's free space", func() error {
-		answer, err := c.CSI.GetCapacity(ctx, &csi.GetCapacityRequest{})
-		if err == nil && answer.GetAvailableCapacity() == 0 {
-			err = errors.New("no node has any")
-		}
-		return err
-	})
 	return func() {
 		cancel()
 		if err := <-done; err != nil {
