@@ -58,8 +58,7 @@ func parseIOLimits(params map[string]string, field func(key string) string) (iol
 }
 
 // ParseAttributes reads the parameters of a VolumeAttributesClass: all that can be changed of a
-// volume. field names them in errors, which are *InvalidError: "VolumeAttributesClass NAME", or
-// the field of a CSI call.
+// volume. field names the class in errors, which are *InvalidError.
 func ParseAttributes(field string, params map[string]string) (iolimit.Limits, error) {
 	for _, key := range slices.Sorted(maps.Keys(params)) {
 		if !isIOLimit(key) {

@@ -38,7 +38,7 @@ import (
 const (
 	namespace  = "carve-system"
 	account    = "carve-node"
-	uplinkHost = "carve-uplink"
+	uplinkHost = "carve-uplink.carve-system.svc"
 )
 
 // shippedController is the controller as it is shipped. Only the API server is a fake.
