@@ -21,6 +21,7 @@
 //	    lvcreateOptions: [--readahead=none]
 //	    medium: disk         # or pmem
 //	    reserve: 1Gi         # kept free: bytes with a suffix, or percent
+//	    inlinePercent: 50    # of the class, for the volumes that Pods define
 //	    thin: {...}          # with type: thin, the pool; see ThinPool
 //	    optional: true       # a missing volume group is no error
 //	    wipe: auto           # or zero, discard, none: what is done to a deleted volume
@@ -83,6 +84,9 @@ const (
 	WipeNone Wipe = "none"
 )
 
+// DefaultInlinePercent leaves half of a class to volumes of claims.
+const DefaultInlinePercent = 50
+
 // Config is a valid configuration.
 type Config struct {
 	// Classes has at least one class, in the order of the file.
@@ -112,6 +116,8 @@ type DeviceClass struct {
 	Medium          Medium
 	// Reserve is what volumes of this class leave free in the group.
 	Reserve Reserve
+	// InlinePercent is the share of the class that inline volumes may take: 0 to 100.
+	InlinePercent int
 	// Wipe is done to deleted volumes, at WipeRate bytes per second at most; a
 	// zero WipeRate is no limit.
 	Wipe     Wipe

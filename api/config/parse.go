@@ -122,7 +122,7 @@ var dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
 func (p *parser) class(path string, index int, n *yaml.Node) DeviceClass {
 	c := DeviceClass{
-		Type: Linear, Medium: Disk, Wipe: WipeAuto, file: p.file, index: index,
+		Type: Linear, Medium: Disk, InlinePercent: DefaultInlinePercent, Wipe: WipeAuto, file: p.file, index: index,
 		positions: map[string]position{"": {n.Line, n.Column}},
 	}
 	at := func(key string, v *yaml.Node) {
@@ -181,6 +181,7 @@ func (p *parser) class(path string, index int, n *yaml.Node) DeviceClass {
 			}
 			c.Reserve = r
 		},
+		"inlinePercent": func(k string, v *yaml.Node) { at(k, v); c.InlinePercent = p.whole(k, v, 0, 100, "") },
 		"wipe": func(k string, v *yaml.Node) {
 			at(k, v)
 			c.Wipe = Wipe(p.oneOf(k, v, string(WipeAuto), string(WipeZero), string(WipeDiscard), string(WipeNone)))

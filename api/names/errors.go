@@ -23,7 +23,7 @@ var ErrorReasons = []ErrorReason{
 	{ReasonSnapshotNotFound, "NotFound", "The node has no such snapshot.", "see which snapshots there are (carve-lvmd snapshots)", false},
 	{ReasonClassNotFound, "NotFound", "The node does not offer the device class.", "name a class that the node has (carve-lvmd classes), or add the class to its configuration", false},
 	{ReasonRequestDiffers, "AlreadyExists", "A volume or snapshot of the name exists, with other properties. The message names the difference.", "use another name; delete what has this one only if its data is not needed", false},
-	{ReasonNoSpace, "ResourceExhausted", "There is not enough free space, of whatever kind: data, metadata, thin pool, reserve.", "free space, or extend the volume group; the controller tries another node", false},
+	{ReasonNoSpace, "ResourceExhausted", "There is not enough free space, of whatever kind: data, metadata, thin pool, reserve, the share of inline volumes.", "free space, extend the volume group, or raise `inlinePercent`; the controller tries another node", false},
 	{ReasonSizeOutOfRange, "OutOfRange", "`limit_bytes` leaves no possible size, or a volume is to become larger than all that its device class has on the node.", "allow a size that is a multiple of the class' unit; ask for less", false},
 	{ReasonVolumeInUse, "FailedPrecondition", "The volume is open or mounted.", "stop what uses it", false},
 	{ReasonVolumeKept, "FailedPrecondition", "Only a volume that no Pod got and no PersistentVolume named was to be deleted, and one did.", "nothing: the volume stays", false},

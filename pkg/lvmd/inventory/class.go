@@ -165,6 +165,24 @@ func (c *classGroup) place(ident *spec.Identity) (f fit, stage int, err error) {
 	return f, 0, nil
 }
 
+// checkInlineShare returns an error if the class' inline volumes would exceed their share with one more
+// of extents in the group. Deleted volumes that are not wiped yet count.
+func (c *classGroup) checkInlineShare(extents int64) error {
+	asked := extents * c.group.info.ExtentSize
+	var taken int64
+	for _, v := range c.group.m.volumes {
+		if v.rec.Ident.Owner.PodUID != "" && v.rec.Ident.Class == c.Name {
+			taken += v.bytes()
+		}
+	}
+	share := config.MulDiv(c.reported.GetTotalBytes(), int64(c.InlinePercent), 100)
+	if asked <= share-taken {
+		return nil
+	}
+	return apierror.NoSpace("device class %q: %s asked for; inline volumes may take %s on this node (inlinePercent: %d), and %s are taken; delete Pods with inline volumes, or raise inlinePercent of device class %q",
+		c.Name, quantity.Bytes(asked), quantity.Bytes(share), c.InlinePercent, quantity.Bytes(taken), c.Name)
+}
+
 // largest is the free space of the class' group that has the most, in bytes.
 func (c *class) largest() int64 {
 	var n int64

@@ -129,6 +129,9 @@ func (m *Inventory) AdmitCreation(ident spec.Identity, limits iolimit.Limits, pr
 	default:
 		in, fit, err = c.choose(&ident)
 	}
+	if err == nil && ident.Owner.PodUID != "" {
+		err = in.checkInlineShare(fit.extents)
+	}
 	if err != nil {
 		return Admission{}, err
 	}

@@ -22,13 +22,17 @@ import (
 
 const extent = 4 << 20
 
+// parsed is the configuration with these classes.
+func parsed(t *testing.T, classes string) *config.Config {
+	return must.Get(config.Parse("lvmd.yaml", []byte("apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n"+classes)))(t)
+}
+
 // scanned is an inventory of one class, in a group of ten extents that was scanned.
 func scanned(t *testing.T, o Options) (*Inventory, *Group) {
 	t.Helper()
-	c := must.Get(config.Parse("lvmd.yaml", []byte("apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n- {name: local, default: true, volumeGroup: carve}\n")))(t)
 	o.Log = slog.New(slog.DiscardHandler)
 	m := NewInventory("run", o)
-	g := m.Configure(c)[0]
+	g := m.Configure(parsed(t, "- {name: local, default: true, volumeGroup: carve}\n"))[0]
 	g.ApplyScan(Scan{
 		Group: &lvm.Group{
 			Name: "carve", UUID: "uuid", Seqno: 1, ExtentSize: extent, Extents: 10, FreeExtents: 10, FreeSegments: 1,
