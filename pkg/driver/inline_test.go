@@ -193,10 +193,10 @@ func TestAnInlineVolumeIsMadeAsItsPodWants(t *testing.T) {
 	f := newInline(t)
 	i := f.inline("pod", "").with("carve.csi.local/encryption", "ephemeral").with("carve.csi.local/profile", "scratch").
 		with("carve.csi.local/device-class", "local").with("carve.csi.local/size", "1.5Gi").
-		with("carve.csi.local/mkfs-bytes-per-inode", "4Ki").with("carve.csi.local/mkfs-label", "build")
+		with("carve.csi.local/mkfs-bytes-per-inode", "4Ki").with("carve.csi.local/mkfs-inode-size", "512")
 	must.Succeed(f.t, f.publishInline(i))
 	v := f.listed()[0]
-	if got, want := v.GetFsSettings(), map[string]string{"bytes-per-inode": "4096", "label": "build"}; !maps.Equal(got, want) {
+	if got, want := v.GetFsSettings(), map[string]string{"bytes-per-inode": "4096", "inode-size": "512"}; !maps.Equal(got, want) {
 		t.Errorf("settings %v, want %v", got, want)
 	}
 	if v.GetEncryption() != "ephemeral" || v.GetProfile() != "scratch" || v.GetDeviceClass() != "local" || v.GetSizeBytes() != 3*gib/2 {
@@ -228,8 +228,10 @@ func TestInlineVolumesThatAreRefused(t *testing.T) {
 			`volumeAttributes: key "size" is not allowed: carve.csi.local/size, carve.csi.local/device-class, carve.csi.local/encryption, carve.csi.local/profile and carve.csi.local/mkfs-… are`},
 		{"a setting that its file system has not", func() inlineVolume { return good.with("carve.csi.local/mkfs-node-size", "4096") }, codes.InvalidArgument,
 			`volumeAttributes[carve.csi.local/mkfs-node-size]: setting "node-size" is not allowed for ext4: allowed are block-size,`},
-		{"a setting's value beyond its bounds", func() inlineVolume { return good.with("carve.csi.local/mkfs-label", "a b") }, codes.InvalidArgument,
-			`volumeAttributes[carve.csi.local/mkfs-label]: setting "label=a b" is not allowed`},
+		{"a setting's value beyond its bounds", func() inlineVolume { return good.with("carve.csi.local/mkfs-inode-size", "a b") }, codes.InvalidArgument,
+			`volumeAttributes[carve.csi.local/mkfs-inode-size]: setting "inode-size=a b" is not allowed`},
+		{"a label", func() inlineVolume { return good.with("carve.csi.local/mkfs-label", "root") }, codes.InvalidArgument,
+			"volumeAttributes[carve.csi.local/mkfs-label]: a label is not allowed"},
 		{"the file system among the attributes", func() inlineVolume { return good.with("csi.storage.k8s.io/fstype", "xfs") }, codes.InvalidArgument,
 			`key "csi.storage.k8s.io/fstype" is not allowed`},
 		{"a device class that the node does not have", func() inlineVolume { return good.with("carve.csi.local/device-class", "fast") }, codes.InvalidArgument,

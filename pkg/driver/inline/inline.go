@@ -188,6 +188,9 @@ func checkAttributes(attributes map[string]string) (size int64, err error) {
 			return 0, csierror.Invalid("volumeAttributes", "key %q is not allowed: %s and %s… are, and the file system goes into fsType beside them",
 				key, strings.Join(allowedAttributes, ", "), names.ParamMkfsPrefix)
 		}
+		if key == names.ParamMkfsPrefix+"label" {
+			return 0, csierror.Invalid("volumeAttributes["+key+"]", "a label is not allowed for an inline volume: it could hide a file system of the host in /dev/disk/by-label")
+		}
 		if key == names.ParamEncryption && !slices.Contains([]string{"", names.EncryptionEphemeral}, attributes[key]) {
 			return 0, csierror.Invalid("volumeAttributes["+key+"]", "%q is not allowed for a volume that ends with its Pod: %q is",
 				attributes[key], names.EncryptionEphemeral)

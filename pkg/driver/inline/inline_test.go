@@ -173,12 +173,12 @@ func TestAFailedPublicationLeavesNothing(t *testing.T) {
 func TestWhatAPodAsksForIsWhatLvmdIsAskedFor(t *testing.T) {
 	f := newFixture(t)
 	request := f.request("pod", "carve.csi.local/device-class", "local", "carve.csi.local/encryption", "ephemeral",
-		"carve.csi.local/profile", "scratch", "carve.csi.local/mkfs-label", "cache")
+		"carve.csi.local/profile", "scratch", "carve.csi.local/mkfs-inode-size", "512")
 	request.FSType = "ext4"
 	var mounted *lvmdv1.Volume
 	must.Succeed(t, f.Publish(t.Context(), request, func(v *lvmdv1.Volume) error { mounted = v; return nil }))
 	if mounted.GetName() != volumeOf("pod") || mounted.GetSizeBytes() != gib || mounted.GetFsType() != "ext4" || mounted.GetDeviceClass() != "local" ||
-		mounted.GetEncryption() != "ephemeral" || mounted.GetProfile() != "scratch" || mounted.GetFsSettings()["label"] != "cache" ||
+		mounted.GetEncryption() != "ephemeral" || mounted.GetProfile() != "scratch" || mounted.GetFsSettings()["inode-size"] != "512" ||
 		mounted.GetMode() != lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM {
 		t.Errorf("mounted %v", mounted)
 	}
