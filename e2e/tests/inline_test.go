@@ -84,38 +84,6 @@ func TestPodsDefineVolumesThemselvesWhereThatIsAllowed(t *testing.T) {
 		_, err := s.EventWith(s.ctx, waitTimeout, s.namespace, "Pod", "large", "ResourceExhausted")
 		s.must(err, "see why the Pod does not start")
 	})
-	t.Run("what a waiting claim has reserved is left", func(t *testing.T) {
-		s := within(t)
-		s.letIn()
-		before := map[string]int64{}
-		for _, node := range s.nodes {
-			before[node] = s.capacity(node)
-		}
-		// The copy of a volume waits while the volume is in use, and is on its node.
-		s.claim("source", "carve", 16*extent)
-		s.startWith("holder", "source", idle)
-		s.running("holder")
-		node := s.nodeOf("holder")
-		s.must(carve.Until(s.ctx, waitTimeout, "the source counts", func(ctx context.Context) error {
-			return s.wantCapacity(ctx, node, before[node]-16*extent)
-		}), "see the capacity")
-		spec := claimSpec(podOptions{bytes: s.capacity(node) - 32*extent})
-		spec.DataSource = &corev1.TypedLocalObjectReference{Kind: "PersistentVolumeClaim", Name: "source"}
-		s.createClaim("copy", spec)
-		s.startWith("copied", "copy", idle)
-		const reserved = "beside 1 volumes that claims have reserved space for"
-		s.startInline("enormous", node, moreThanANode)
-		_, err := s.EventWith(s.ctx, waitTimeout, s.namespace, "Pod", "enormous", reserved)
-		s.must(err, "see that the node knows of the claim")
-		s.startInline("greedy", node, 48*extent)
-		_, err = s.EventWith(s.ctx, waitTimeout, s.namespace, "Pod", "greedy", reserved)
-		s.must(err, "see the Pod refused what the claim has reserved")
-		s.startInline("modest", node, 16*extent)
-		s.running("modest")
-		s.remove("holder")
-		s.running("copied")
-		s.remove("enormous", "greedy", "modest", "copied")
-	})
 }
 
 // withInlineVolumes switches inline volumes on until the end of the test.

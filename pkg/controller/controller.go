@@ -26,7 +26,6 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/controller/provision"
 	"github.com/carve-csi/carve/pkg/controller/reclaim"
-	"github.com/carve-csi/carve/pkg/controller/reservations"
 	"github.com/carve-csi/carve/pkg/controller/trust"
 	"github.com/carve-csi/carve/pkg/fleet"
 	"github.com/carve-csi/carve/pkg/scheduler"
@@ -99,7 +98,6 @@ type Controller struct {
 type acting struct {
 	provisioner *provision.Provisioner
 	deleter     *reclaim.Deleter
-	reporter    *reservations.Reporter
 	publisher   *capacity.Publisher
 	auditor     *audit.Auditor
 	untainter   *capacity.Untainter   // nil unless Options.RemoveStartupTaint
@@ -269,7 +267,6 @@ func (c *Controller) nodeChanged(view *fleet.View) {
 	if view.Connected {
 		a.provisioner.NodeChanged(view.Node)
 		a.deleter.NodeChanged(view.Node)
-		a.reporter.NodeChanged(view.Node)
 	}
 }
 
@@ -278,9 +275,6 @@ func (c *Controller) nodeChanged(view *fleet.View) {
 func (c *Controller) nodeForgotten(node string) {
 	c.core.ledger.Forget(node)
 	c.core.available.Forget(node)
-	if a := c.acting.Load(); a != nil {
-		a.reporter.NodeChanged(node)
-	}
 }
 
 func reportOf(view *fleet.View) scheduler.NodeReport {

@@ -12,7 +12,6 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/pin"
 	"github.com/carve-csi/carve/pkg/controller/provision"
 	"github.com/carve-csi/carve/pkg/controller/reclaim"
-	"github.com/carve-csi/carve/pkg/controller/reservations"
 )
 
 // checkTaintKeys refuses keys that nothing removes, and those of Kubernetes' own taints.
@@ -35,10 +34,9 @@ func (c *Controller) assemble() *acting {
 		TemplateLabel: c.o.TemplateLabel, Metrics: c.core.metrics.capacity,
 	})
 	a := &acting{publisher: publisher}
-	a.reporter = reservations.New(c.core.Cluster, c.core.ledger)
 	a.provisioner = provision.New(c.core.Cluster, provision.Options{
 		Snapshots: c.o.Snapshots, Ledger: c.core.ledger, Available: c.core.available,
-		FreeChanged: a.freeChanged, CapacityShown: publisher.Shown,
+		FreeChanged: publisher.NodeChanged, CapacityShown: publisher.Shown,
 		IDs: c.core.ids, Identity: c.core.identity, Parallel: c.core.workers, SlowCreate: c.core.slowCreate, CreateTimeout: c.core.createTimeout, PodLag: c.core.podLag, Metrics: c.core.metrics.provision,
 	})
 	a.deleter = reclaim.NewDeleter(c.core.Cluster, reclaim.Options{Parallel: c.core.workers, Metrics: c.core.metrics.reclaim})
@@ -52,18 +50,11 @@ func (c *Controller) assemble() *acting {
 	return a
 }
 
-// freeChanged is called with a node on which reservations were made or ended.
-func (a *acting) freeChanged(node string) {
-	a.publisher.NodeChanged(node)
-	a.reporter.NodeChanged(node)
-}
-
 // start begins what acts. It ends with ctx.
 func (c *Controller) start(ctx context.Context, group *errgroup.Group, a *acting) {
 	group.Go(func() error { return a.publisher.Run(ctx) })
 	group.Go(func() error { return a.provisioner.Run(ctx) })
 	group.Go(func() error { return a.deleter.Run(ctx) })
-	group.Go(func() error { return a.reporter.Run(ctx) })
 	group.Go(func() error { return a.auditor.Run(ctx) })
 	group.Go(func() error { return reclaim.NewReleaser(c.core.Cluster).Run(ctx) })
 	group.Go(func() error {

@@ -83,12 +83,6 @@ func (f *Fleet) KeepVolume(ctx context.Context, node, id string) error {
 	return err
 }
 
-// SetReservations replaces what a node knows of what claims have reserved there.
-func (f *Fleet) SetReservations(ctx context.Context, node string, r *lvmdv1.SetReservationsRequest) error {
-	_, err := call(ctx, f, node, r, lvmdv1.LVMDClient.SetReservations)
-	return err
-}
-
 // SetControllers names addresses of the controller's replicas to a node, 1 to 16.
 func (f *Fleet) SetControllers(ctx context.Context, node string, addresses []string) error {
 	_, err := call(ctx, f, node, &lvmdv1.SetControllersRequest{Addresses: addresses}, lvmdv1.LVMDClient.SetControllers)

@@ -49,7 +49,6 @@ func TestSoManyCallsOfAKindAreUnderWayToANodeAndOtherKindsGoOn(t *testing.T) {
 	}
 	waittest.Until(t, "all places are taken", func() bool { return count(0) >= places })
 	must.Succeed(t, h.DeleteVolumeByID(ctx, "n", "none"))
-	must.Succeed(t, h.SetReservations(ctx, "n", &lvmdv1.SetReservationsRequest{}))
 	copied := request("copy")
 	copied.Source = &lvmdv1.VolumeSource{VolumeId: "none"}
 	if _, err := h.CreateVolume(ctx, "n", copied); status.Code(err) != codes.NotFound {

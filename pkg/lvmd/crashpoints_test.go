@@ -93,7 +93,7 @@ func allTransitions() []string {
 
 // reads are the methods that change nothing that outlives lvmd.
 var reads = map[string]bool{
-	"GetVolume": true, "ListVolumes": true, "ListClasses": true, "GetSnapshot": true, "ListSnapshots": true, "NoteHealth": true, "SetReservations": true,
+	"GetVolume": true, "ListVolumes": true, "ListClasses": true, "GetSnapshot": true, "ListSnapshots": true, "NoteHealth": true,
 	"SetControllers": true,
 }
 

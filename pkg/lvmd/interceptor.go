@@ -62,11 +62,8 @@ func streamInterceptor(t Transport) grpc.StreamServerInterceptor {
 
 // isRoutine reports whether a request may come every second.
 func isRoutine(req any) bool {
-	switch req.(type) {
-	case *lvmdv1.SetReservationsRequest, *lvmdv1.KeepVolumeRequest:
-		return true
-	}
-	return false
+	_, ok := req.(*lvmdv1.KeepVolumeRequest)
+	return ok
 }
 
 // changes reports whether a request changes a volume or snapshot, or what is noted of it or
@@ -75,7 +72,7 @@ func changes(req any) bool {
 	switch req.(type) {
 	case *lvmdv1.CreateVolumeRequest, *lvmdv1.DeleteVolumeRequest, *lvmdv1.ExpandVolumeRequest, *lvmdv1.ModifyVolumeRequest,
 		*lvmdv1.CreateSnapshotRequest, *lvmdv1.DeleteSnapshotRequest,
-		*lvmdv1.NoteEncryptedRequest, *lvmdv1.NoteHealthRequest, *lvmdv1.KeepVolumeRequest, *lvmdv1.SetReservationsRequest,
+		*lvmdv1.NoteEncryptedRequest, *lvmdv1.NoteHealthRequest, *lvmdv1.KeepVolumeRequest,
 		*lvmdv1.AdoptVolumeRequest, *lvmdv1.ConfirmAdoptionRequest, *lvmdv1.RevertAdoptionRequest:
 		return true
 	}
@@ -133,8 +130,6 @@ func subject(req, resp any) []any {
 	case *lvmdv1.NoteHealthRequest:
 		add("volume", r.GetId())
 		attrs = append(attrs, "conditions", len(r.GetFound()))
-	case *lvmdv1.SetReservationsRequest:
-		attrs = append(attrs, "reservations", len(r.GetReservations()))
 	}
 	return attrs
 }

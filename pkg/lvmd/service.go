@@ -114,8 +114,6 @@ type Service struct {
 	devicesChanged wakeup.Signal
 	// failingFor is the constant, in nanoseconds, but in tests.
 	failingFor atomic.Int64
-	// reservationsLast is the constant but in tests.
-	reservationsLast time.Duration
 }
 
 // New opens the journal, scans and activates the configured volume groups,
@@ -185,7 +183,7 @@ func assemble(o *Options, j *journal.Journal) *Service {
 	c.stopping = make(chan struct{})
 	c.work, c.cancel = context.WithCancel(context.Background())
 	j.SetCrashPoint(c.crash)
-	s := &Service{core: c, leaders: newLeaders(j, o.Log), health: newHealth(), blockEvents: o.BlockEvents, devicesChanged: wakeup.New(), reservationsLast: reservationsLast}
+	s := &Service{core: c, leaders: newLeaders(j, o.Log), health: newHealth(), blockEvents: o.BlockEvents, devicesChanged: wakeup.New()}
 	s.failingFor.Store(int64(failingFor))
 	s.creator = &creator{
 		core: c, format: o.Format, probe: o.Probe, setUUID: o.SetUUID, sectorSize: o.sectorSize,

@@ -311,22 +311,6 @@ func (l *Ledger) Reservations() int {
 	return len(l.claims)
 }
 
-// ReservedOn returns the open reservations on a node, in no particular order.
-func (l *Ledger) ReservedOn(name string) []Reservation {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	n := l.nodes[name]
-	if n == nil {
-		return nil
-	}
-	l.lapse(name, n)
-	out := make([]Reservation, 0, len(n.claims))
-	for _, e := range n.claims {
-		out = append(out, e.Reservation)
-	}
-	return out
-}
-
 // FreeSpace is what a class of a node may reserve, and false when the node did
 // not report or does not have the class. An empty class is the default one.
 func (l *Ledger) FreeSpace(name, class string) (FreeSpace, bool) {

@@ -77,7 +77,6 @@ const (
 	LVMD_AdoptVolume_FullMethodName     = "/carve.lvmd.v1.LVMD/AdoptVolume"
 	LVMD_ConfirmAdoption_FullMethodName = "/carve.lvmd.v1.LVMD/ConfirmAdoption"
 	LVMD_RevertAdoption_FullMethodName  = "/carve.lvmd.v1.LVMD/RevertAdoption"
-	LVMD_SetReservations_FullMethodName = "/carve.lvmd.v1.LVMD/SetReservations"
 	LVMD_SetControllers_FullMethodName  = "/carve.lvmd.v1.LVMD/SetControllers"
 	LVMD_Watch_FullMethodName           = "/carve.lvmd.v1.LVMD/Watch"
 )
@@ -151,11 +150,6 @@ type LVMDClient interface {
 	// no volume of Carve any more, and keeps what it holds. VOLUME_IN_USE when it is open or
 	// mounted, INVALID_FIELD when its adoption was confirmed, or when it was not adopted.
 	RevertAdoption(ctx context.Context, in *RevertAdoptionRequest, opts ...grpc.CallOption) (*RevertAdoptionResponse, error)
-	// SetReservations replaces what the claims of a cluster have reserved on the node
-	// and are yet to ask for. A volume of a Pod (Owner.pod_uid) that is asked for is
-	// made only if there is space for it beside these; other creations do not heed
-	// them. They end five minutes after the call, and with lvmd. It runs no command.
-	SetReservations(ctx context.Context, in *SetReservationsRequest, opts ...grpc.CallOption) (*SetReservationsResponse, error)
 	// SetControllers names the addresses of the controller's replicas, for lvmd to dial those that it does
 	// not know yet, and to ask DNS for them rarely. It takes none away. Any replica may call it.
 	// It runs no command.
@@ -345,16 +339,6 @@ func (c *lVMDClient) RevertAdoption(ctx context.Context, in *RevertAdoptionReque
 	return out, nil
 }
 
-func (c *lVMDClient) SetReservations(ctx context.Context, in *SetReservationsRequest, opts ...grpc.CallOption) (*SetReservationsResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(SetReservationsResponse)
-	err := c.cc.Invoke(ctx, LVMD_SetReservations_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
 func (c *lVMDClient) SetControllers(ctx context.Context, in *SetControllersRequest, opts ...grpc.CallOption) (*SetControllersResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(SetControllersResponse)
@@ -453,11 +437,6 @@ type LVMDServer interface {
 	// no volume of Carve any more, and keeps what it holds. VOLUME_IN_USE when it is open or
 	// mounted, INVALID_FIELD when its adoption was confirmed, or when it was not adopted.
 	RevertAdoption(context.Context, *RevertAdoptionRequest) (*RevertAdoptionResponse, error)
-	// SetReservations replaces what the claims of a cluster have reserved on the node
-	// and are yet to ask for. A volume of a Pod (Owner.pod_uid) that is asked for is
-	// made only if there is space for it beside these; other creations do not heed
-	// them. They end five minutes after the call, and with lvmd. It runs no command.
-	SetReservations(context.Context, *SetReservationsRequest) (*SetReservationsResponse, error)
 	// SetControllers names the addresses of the controller's replicas, for lvmd to dial those that it does
 	// not know yet, and to ask DNS for them rarely. It takes none away. Any replica may call it.
 	// It runs no command.
@@ -527,9 +506,6 @@ func (UnimplementedLVMDServer) ConfirmAdoption(context.Context, *ConfirmAdoption
 }
 func (UnimplementedLVMDServer) RevertAdoption(context.Context, *RevertAdoptionRequest) (*RevertAdoptionResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RevertAdoption not implemented")
-}
-func (UnimplementedLVMDServer) SetReservations(context.Context, *SetReservationsRequest) (*SetReservationsResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method SetReservations not implemented")
 }
 func (UnimplementedLVMDServer) SetControllers(context.Context, *SetControllersRequest) (*SetControllersResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetControllers not implemented")
@@ -864,24 +840,6 @@ func _LVMD_RevertAdoption_Handler(srv interface{}, ctx context.Context, dec func
 	return interceptor(ctx, in, info, handler)
 }
 
-func _LVMD_SetReservations_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(SetReservationsRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(LVMDServer).SetReservations(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: LVMD_SetReservations_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(LVMDServer).SetReservations(ctx, req.(*SetReservationsRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
 func _LVMD_SetControllers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(SetControllersRequest)
 	if err := dec(in); err != nil {
@@ -985,10 +943,6 @@ var LVMD_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RevertAdoption",
 			Handler:    _LVMD_RevertAdoption_Handler,
-		},
-		{
-			MethodName: "SetReservations",
-			Handler:    _LVMD_SetReservations_Handler,
 		},
 		{
 			MethodName: "SetControllers",

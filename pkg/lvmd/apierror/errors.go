@@ -117,12 +117,6 @@ func NoSpace(format string, args ...any) error {
 	return &Error{code: codes.ResourceExhausted, reason: names.ReasonNoSpace, message: fmt.Sprintf(format, args...)}
 }
 
-// IsNoSpace reports whether an error has the code RESOURCE_EXHAUSTED.
-func IsNoSpace(err error) bool {
-	e, ok := errors.AsType[*Error](err)
-	return ok && e.code == codes.ResourceExhausted
-}
-
 // SizeOutOfRange is OUT_OF_RANGE: no size fits between what is required and the limit.
 func SizeOutOfRange(format string, args ...any) error {
 	return &Error{code: codes.OutOfRange, reason: names.ReasonSizeOutOfRange, message: fmt.Sprintf(format, args...)}

@@ -121,12 +121,9 @@ func (m *Inventory) AdmitCreation(ident spec.Identity, limits iolimit.Limits, pr
 	var fit fit
 	var from *source
 	var err error
-	switch {
-	case ident.Source != "":
+	if ident.Source != "" {
 		in, fit, from, err = m.chooseFor(c, &ident)
-	case ident.Owner.PodUID != "":
-		in, fit, err = m.chooseBesideReservations(c, &ident)
-	default:
+	} else {
 		in, fit, err = c.choose(&ident)
 	}
 	if err == nil && ident.Owner.PodUID != "" {

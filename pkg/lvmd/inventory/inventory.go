@@ -37,8 +37,6 @@ type model struct {
 	classes []*class // in the configuration's order
 	groups  map[string]*Group
 	index
-	// reserved is what claims have reserved, by cluster: see reservations.go.
-	reserved map[string]reservations
 	watchers map[*Watcher]struct{}
 	history
 }
@@ -87,7 +85,7 @@ func NewInventory(epoch string, o Options) *Inventory {
 	return &Inventory{&model{
 		epoch: epoch, options: o, afterwards: afterwards{log: o.Log},
 		groups: map[string]*Group{}, index: index{volumes: map[string]*Volume{}, names: map[string]*Volume{}},
-		reserved: map[string]reservations{}, watchers: map[*Watcher]struct{}{},
+		watchers: map[*Watcher]struct{}{},
 	}}
 }
 

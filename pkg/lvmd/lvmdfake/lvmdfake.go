@@ -51,8 +51,6 @@ type Hooks struct {
 	BeforeKeep func(context.Context, *lvmdv1.KeepVolumeRequest) error
 	// BeforeModify delays or fails a change before it has any effect.
 	BeforeModify func(context.Context, *lvmdv1.ModifyVolumeRequest) error
-	// AfterReservations fails a report of reservations after it took effect: a lost answer.
-	AfterReservations func() error
 	// Device makes the device of a volume that is created, or grows it, before any caller sees the
 	// volume so. It is called with the server's lock held.
 	Device func(*lvmdv1.Volume)
@@ -63,16 +61,15 @@ type Hooks struct {
 type Server struct {
 	lvmdv1.UnimplementedLVMDServer
 
-	mu       sync.Mutex
-	node     string
-	hooks    Hooks
-	down     bool
-	disks    disks
-	changes  changes
-	creates  int
-	notes    int
-	reserved map[string]*lvmdv1.Reservation // by name
-	named    [][]string
+	mu      sync.Mutex
+	node    string
+	hooks   Hooks
+	down    bool
+	disks   disks
+	changes changes
+	creates int
+	notes   int
+	named   [][]string
 }
 
 // New makes a node with these classes, on new disks: another server for the same
@@ -86,7 +83,7 @@ func New(node string, classes ...Class) *Server {
 func (s *Server) Restart(node string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.node, s.changes, s.reserved = node, newChanges(), nil
+	s.node, s.changes = node, newChanges()
 }
 
 // Epoch names this process run of lvmd.
@@ -147,13 +144,6 @@ func (s *Server) Notes() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.notes
-}
-
-// Reserved returns what claims have reserved, as it was last reported to the node, by name.
-func (s *Server) Reserved() map[string]*lvmdv1.Reservation {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.reserved
 }
 
 // CreateVolume implements the service.
@@ -362,27 +352,6 @@ func (s *Server) NoteHealth(_ context.Context, r *lvmdv1.NoteHealthRequest) (*lv
 		return nil
 	})
 	return &lvmdv1.NoteHealthResponse{}, err
-}
-
-// SetReservations implements the service.
-func (s *Server) SetReservations(_ context.Context, r *lvmdv1.SetReservationsRequest) (*lvmdv1.SetReservationsResponse, error) {
-	unlock, err := s.begin()
-	if err != nil {
-		return nil, err
-	}
-	defer unlock()
-	reserved := map[string]*lvmdv1.Reservation{}
-	for i, one := range r.GetReservations() {
-		if one.GetName() == "" || one.GetRequiredBytes() < 1 {
-			return nil, apierror.InvalidField(fmt.Sprintf("reservations[%d]", i), "a name and at least 1 byte are required")
-		}
-		reserved[one.GetName()] = one
-	}
-	s.reserved = reserved
-	if after := s.hooks.AfterReservations; after != nil {
-		return nil, after()
-	}
-	return &lvmdv1.SetReservationsResponse{}, nil
 }
 
 // SetControllers implements the service, for all callers.
