@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/netip"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -177,13 +176,6 @@ var errNotStarted = errors.New("the service cannot be started")
 // are answered.
 func serveConfiguration(ctx context.Context, f flags, o lvmd.Options, file *configFile, refused string, starter manager) error {
 	log := o.Log
-	named := make(chan uplink.Named, 16)
-	o.Named = func(from net.Addr, addresses []netip.Addr) {
-		select {
-		case named <- uplink.Named{From: from, Addresses: addresses}:
-		default: // many came while a look-up is under way; the next one finds them
-		}
-	}
 	service, err := lvmd.New(ctx, o)
 	if err != nil {
 		return fmt.Errorf("%w: %w", errNotStarted, err)
@@ -200,12 +192,12 @@ func serveConfiguration(ctx context.Context, f flags, o lvmd.Options, file *conf
 	log.Info("serving", "version", version, "socket", f.socket, "classes", len(o.Config.Classes), "controller", f.controller)
 	// A call that comes before serve waits in the listener.
 	notify(log, starter, "READY=1", "STATUS=Serving on "+f.socket)
-	return serve(ctx, f, o, named, service, listener, file)
+	return serve(ctx, f, o, service, listener, file)
 }
 
 // serve runs everything that serves until ctx is done or something fails, and
 // stops it in order.
-func serve(ctx context.Context, f flags, o lvmd.Options, named <-chan uplink.Named, service *lvmd.Service, l net.Listener, file *configFile) error {
+func serve(ctx context.Context, f flags, o lvmd.Options, service *lvmd.Service, l net.Listener, file *configFile) error {
 	log := o.Log
 	socket, uplinks := service.NewServer(lvmd.Socket), service.NewServer(lvmd.Uplink, uplink.ServerOptions()...)
 	group, ctx := errgroup.WithContext(ctx)
@@ -226,7 +218,7 @@ func serve(ctx context.Context, f flags, o lvmd.Options, named <-chan uplink.Nam
 		group.Go(func() error {
 			return uplink.RunClient(ctx, uplink.ClientOptions{
 				Addresses: f.controller, CAFile: f.controllerCA, TokenFile: f.tokenFile,
-				NodeName: f.nodeName, Version: version, Serve: uplinks.Serve, Named: named, Log: log,
+				NodeName: f.nodeName, Version: version, Serve: uplinks.Serve, Log: log,
 			})
 		})
 	}

@@ -48,7 +48,7 @@ func denied(t *testing.T, conn grpc.ClientConnInterface, method, instead string)
 // TestEachTransportServesItsCallers calls a running lvmd by its unix socket and over a real uplink.
 func TestEachTransportServesItsCallers(t *testing.T) {
 	onlySocket := []string{"ListVolumes", "NoteHealth", "NoteEncrypted", "AdoptVolume", "ConfirmAdoption", "RevertAdoption", "Check", "List", "Watch"}
-	onlyUplink := []string{"ModifyVolume", "SetControllers"}
+	onlyUplink := []string{"ModifyVolume"}
 
 	sessions := make(chan *uplink.Session, 1)
 	network := must.Get(uplinktest.NewNetwork(t.TempDir(), func(s *uplink.Session) { sessions <- s }))(t)

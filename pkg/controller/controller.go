@@ -86,7 +86,6 @@ type Controller struct {
 
 	agents    *trust.Agents
 	lease     *lease
-	naming    *naming
 	listening atomic.Bool
 	readiness readiness
 
@@ -126,7 +125,6 @@ func New(o Options) (*Controller, error) {
 		informers.WithTweakListOptions(func(l *metav1.ListOptions) { l.LabelSelector = names.LabelManagedBy + "=" + names.ManagedBy }))
 	nodes := fleet.New(fleet.Options{OnChange: c.nodeChanged, OnForget: c.nodeForgotten, Log: o.Log,
 		OnCall: func(method string, err error, took time.Duration) { c.core.metrics.called(method, err, took) }})
-	c.naming = newNaming(o, nodes)
 	known, err := cluster.New(o.Client, nodes, c.all, c.own, o.Log)
 	if err != nil {
 		return nil, err
@@ -174,7 +172,6 @@ func (c *Controller) Run(ctx context.Context) error {
 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { c.agents.Run(ctx); return nil })
-	group.Go(func() error { return c.naming.run(ctx) })
 	store := trust.NewStore(c.o.Client, c.o.Namespace, names.UplinkService+"."+c.o.Namespace+".svc", c.o.Log)
 	trusted := make(chan struct{})
 	group.Go(func() error { store.Run(ctx, trusted); return nil })
@@ -225,13 +222,10 @@ func (c *Controller) serveUplink(ctx context.Context, lis net.Listener, store *t
 	server := uplink.NewServer(uplink.ServerConfig{
 		GetCertificate: store.GetCertificate,
 		Authenticate:   trust.NewAuthenticator(c.o.Client, c.o.Namespace, names.NodeServiceAccount).Authenticate,
-		OnSession: func(s *uplink.Session) {
-			c.core.Fleet.Add(s)
-			c.naming.connected(s.Node())
-		},
-		Known:    c.agents.Known,
-		OnReject: func(reason string) { c.core.metrics.uplinkRejections.WithLabelValues(reason).Inc() },
-		Log:      c.o.Log,
+		OnSession:      func(s *uplink.Session) { c.core.Fleet.Add(s) },
+		Known:          c.agents.Known,
+		OnReject:       func(reason string) { c.core.metrics.uplinkRejections.WithLabelValues(reason).Inc() },
+		Log:            c.o.Log,
 	})
 	c.openUplink()
 	defer c.listening.Store(false)

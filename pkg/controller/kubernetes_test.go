@@ -23,7 +23,6 @@ var stableSince = map[string]int{
 	"apps/v1 Deployments":                              9,
 	"authentication.k8s.io/v1 TokenReviews":            6,
 	"coordination.k8s.io/v1 Leases":                    14,
-	"discovery.k8s.io/v1 EndpointSlices":               21,
 	"networking.k8s.io/v1 NetworkPolicies":             7,
 	"policy/v1 PodDisruptionBudgets":                   21,
 	"rbac.authorization.k8s.io/v1 ClusterRoleBindings": 8,
@@ -52,7 +51,7 @@ var (
 	// apiGroups are the clients' names of groups that are not called as their first word says.
 	apiGroups = map[string]string{
 		"Admissionregistration": "admissionregistration.k8s.io", "Apps": "apps", "Authentication": "authentication.k8s.io",
-		"Coordination": "coordination.k8s.io", "Discovery": "discovery.k8s.io", "Networking": "networking.k8s.io",
+		"Coordination": "coordination.k8s.io", "Networking": "networking.k8s.io",
 		"Policy": "policy", "Rbac": "rbac.authorization.k8s.io", "Storage": "storage.k8s.io",
 	}
 	apiCall     = regexp.MustCompile(`\.([A-Z][a-z]+)(?:\(\)\.)?V([0-9][a-z0-9]*)\(\)\.([A-Z][A-Za-z]+)\(`)

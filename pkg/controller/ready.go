@@ -13,9 +13,8 @@ import (
 
 const (
 	// fleetTimeout is how long after its uplink opened a replica waits for the nodes before it
-	// is ready without them. Other replicas name a new one to agents at once; where there are none, agents look for it
-	// every five seconds, in a DNS answer that may be five seconds old, so that whichever can connect has done so by
-	// then; a node that is down must not hold up a rolling update for longer.
+	// is ready without them. Agents that have lost a replica look for a new one within seconds; those that have not do
+	// so within minutes, which a rolling update does not wait for, nor for a node that is down.
 	fleetTimeout = 15 * time.Second
 	// While nodes still report, it is not over: a fleet of thousands takes longer. It is when no probe has found
 	// more of them for fleetPause, which is two periods of the readiness probe, or after fleetBound in all: a

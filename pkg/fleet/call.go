@@ -83,12 +83,6 @@ func (f *Fleet) KeepVolume(ctx context.Context, node, id string) error {
 	return err
 }
 
-// SetControllers names addresses of the controller's replicas to a node, 1 to 16.
-func (f *Fleet) SetControllers(ctx context.Context, node string, addresses []string) error {
-	_, err := call(ctx, f, node, &lvmdv1.SetControllersRequest{Addresses: addresses}, lvmdv1.LVMDClient.SetControllers)
-	return err
-}
-
 // Announce makes a call on a node that changes nothing, for the node to learn of the
 // leadership that the context carries: from then on it refuses the changes of an earlier
 // leader. The answer is not decoded, and one of more than maxAnswerBytes not read.

@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
-	"net"
-	"net/netip"
 	"sync"
 
 	"github.com/carve-csi/carve/pkg/lvm"
@@ -28,8 +26,6 @@ type core struct {
 	log       *slog.Logger
 	metrics   *Metrics
 	lifecycle
-	// named is Options.Named.
-	named func(from net.Addr, addresses []netip.Addr)
 	// crashPoint is set by tests only.
 	crashPoint func(point string)
 }

@@ -94,7 +94,6 @@ func allTransitions() []string {
 // reads are the methods that change nothing that outlives lvmd.
 var reads = map[string]bool{
 	"GetVolume": true, "ListVolumes": true, "ListClasses": true, "GetSnapshot": true, "ListSnapshots": true, "NoteHealth": true,
-	"SetControllers": true,
 }
 
 // implemented reports whether a method is the service's own, not promoted from

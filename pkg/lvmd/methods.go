@@ -41,7 +41,6 @@ var methods = map[string]Transport{
 	lvmdv1.LVMD_AdoptVolume_FullMethodName:     Socket,
 	lvmdv1.LVMD_ConfirmAdoption_FullMethodName: Socket,
 	lvmdv1.LVMD_RevertAdoption_FullMethodName:  Socket,
-	lvmdv1.LVMD_SetControllers_FullMethodName:  Uplink,
 	lvmdv1.LVMD_Watch_FullMethodName:           both,
 	healthpb.Health_Check_FullMethodName:       Socket,
 	healthpb.Health_List_FullMethodName:        Socket,

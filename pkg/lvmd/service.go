@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net"
-	"net/netip"
 	"path/filepath"
 	"sync/atomic"
 	"time"
@@ -63,9 +61,6 @@ type Options struct {
 	// BlockEvents wakes the service when block devices appear or vanish; nil
 	// means that nothing does.
 	BlockEvents <-chan struct{}
-	// Named is called with the addresses that a replica of the controller names over the uplink whose
-	// peer is from; it must be quick. nil means that none are taken.
-	Named func(from net.Addr, addresses []netip.Addr)
 	// Devices makes and grows volume groups; required when the configuration
 	// has any to be made.
 	Devices lvm.Devices
@@ -174,7 +169,7 @@ func (o *Options) setDefaults() {
 // assemble makes a service of its parts.
 func assemble(o *Options, j *journal.Journal) *Service {
 	c := &core{
-		lvm: o.LVM, journal: j, log: o.Log, metrics: o.Metrics, crashPoint: o.crashPoint, named: o.Named,
+		lvm: o.LVM, journal: j, log: o.Log, metrics: o.Metrics, crashPoint: o.crashPoint,
 		inventory: inventory.NewInventory(spec.NewVolumeID(), inventory.Options{
 			Log: o.Log, CallerGrace: cmp.Or(o.callerGrace, callerGrace),
 			Entered: o.entered, Defect: o.defect,

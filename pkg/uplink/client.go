@@ -20,7 +20,7 @@ import (
 // and Log are required.
 type ClientOptions struct {
 	// Addresses is the controller's host:port. The host is resolved again and
-	// again, and a link is kept to every address it has, and to those of Named.
+	// again, and a link is kept to every address it has.
 	Addresses string
 	// ServerName is the name that the controller's certificate must carry.
 	// Empty means the host of Addresses.
@@ -39,8 +39,6 @@ type ClientOptions struct {
 	// Serve serves gRPC on the listener until that is closed. The server must
 	// have been made with ServerOptions. Called once.
 	Serve func(net.Listener) error
-	// Named has what replicas of the controller name to the node; nil means that they name nothing.
-	Named <-chan Named
 	// Log is where links report; nil means slog.Default().
 	Log *slog.Logger
 }
@@ -158,9 +156,8 @@ func (c *client) run(ctx context.Context) error {
 // A failed lookup changes nothing: what is connected stays so.
 func (c *client) resolveLoop(ctx context.Context, links *sync.WaitGroup) {
 	var logged string
-	pause := c.pace.fast
+	pause := c.pace.first
 	for ctx.Err() == nil {
-		changed := false
 		lctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 		hosts, err := c.lookup(lctx, c.host)
 		cancel()
@@ -172,13 +169,11 @@ func (c *client) resolveLoop(ctx context.Context, links *sync.WaitGroup) {
 			}
 		case err == nil:
 			logged = ""
-			changed = c.setAddresses(ctx, hosts, links)
+			if c.setAddresses(ctx, hosts, links) {
+				pause = c.pace.first
+			}
 		}
-		first, longest := c.pauses()
-		if changed {
-			pause = first
-		}
-		pause = c.await(ctx, min(pause, longest), links)
+		pause = c.await(ctx, min(pause, c.longestPause()))
 	}
 }
 
@@ -188,14 +183,18 @@ func (c *client) setAddresses(ctx context.Context, hosts []string, running *sync
 	defer c.mu.Unlock()
 	for addr, l := range c.links {
 		host, _, _ := net.SplitHostPort(addr)
-		if !slices.Contains(hosts, host) && !time.Now().Before(l.keptUntil) {
+		if !slices.Contains(hosts, host) {
 			l.abandon()
 			delete(c.links, addr)
 			changed = true
 		}
 	}
 	for _, host := range hosts {
-		if c.addLink(ctx, host, time.Time{}, running) {
+		addr := net.JoinHostPort(host, c.port)
+		if c.links[addr] == nil {
+			l := newLink(c, addr)
+			c.links[addr] = l
+			running.Go(func() { l.run(ctx) })
 			changed = true
 		}
 	}

@@ -14,8 +14,6 @@
 //	         connection that is current, and a loop that renews it
 //	session  the controller's side of one accepted connection; it implements
 //	         grpc.ClientConnInterface
-//	named    an address of a replica that another one named over its
-//	         connection: a link is kept to it until a look-up decides
 //	retire   take no new calls, let those in flight finish, then close
 //
 // Invariants: nothing is sent to a peer whose certificate does not chain to

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"net"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"sync"
@@ -13,7 +12,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/peer"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/logging/logtest"
@@ -127,18 +125,6 @@ type nodeLVMD struct {
 	lvmdv1.UnimplementedLVMDServer
 	entered chan struct{}
 	release chan struct{}
-	named   chan Named
-}
-
-func (n *nodeLVMD) SetControllers(ctx context.Context, r *lvmdv1.SetControllersRequest) (*lvmdv1.SetControllersResponse, error) {
-	caller, _ := peer.FromContext(ctx)
-	named := Named{From: caller.Addr}
-	for _, address := range r.GetAddresses() {
-		named.Addresses = append(named.Addresses, netip.MustParseAddr(address))
-	}
-	n.named <- named
-	n.named <- Named{From: caller.Addr} // once this is taken in, the first has been
-	return &lvmdv1.SetControllersResponse{}, nil
 }
 
 func (n *nodeLVMD) GetVolume(ctx context.Context, r *lvmdv1.GetVolumeRequest) (*lvmdv1.GetVolumeResponse, error) {
@@ -181,7 +167,7 @@ func startNode(t *testing.T, ca *testCA, addr string, change func(*client)) *nod
 	t.Helper()
 	dir := t.TempDir()
 	n := &nodeEnd{ca: filepath.Join(dir, "ca.crt"), tok: filepath.Join(dir, "token"),
-		lvmd: &nodeLVMD{entered: make(chan struct{}, 1), release: make(chan struct{}), named: make(chan Named)}}
+		lvmd: &nodeLVMD{entered: make(chan struct{}, 1), release: make(chan struct{})}}
 	writeFile(t, n.ca, ca.pem())
 	writeFile(t, n.tok, []byte(testToken+"\n"))
 	host, port, err := net.SplitHostPort(addr)
@@ -192,14 +178,14 @@ func startNode(t *testing.T, ca *testCA, addr string, change func(*client)) *nod
 	lvmdv1.RegisterLVMDServer(server, n.lvmd)
 	n.client, err = newClient(ClientOptions{
 		Addresses: net.JoinHostPort(testHost, port), CAFile: n.ca, TokenFile: n.tok,
-		NodeName: "node-1", Version: "test", Serve: server.Serve, Named: n.lvmd.named, Log: n.log.Logger(),
+		NodeName: "node-1", Version: "test", Serve: server.Serve, Log: n.log.Logger(),
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	n.client.onWelcome = func() { n.welcomes.Add(1) }
 	n.client.lookup = func(context.Context, string) ([]string, error) { return []string{host}, nil }
-	n.client.pace = pace{fast: 20 * time.Millisecond, slow: 20 * time.Millisecond, degraded: 20 * time.Millisecond, rare: 25 * time.Millisecond}
+	n.client.pace = pace{first: 20 * time.Millisecond, cut: 20 * time.Millisecond, degraded: 20 * time.Millisecond, rest: 25 * time.Millisecond}
 	n.client.backoffMin, n.client.backoffMax = 5*time.Millisecond, 50*time.Millisecond
 	if change != nil {
 		change(n.client)

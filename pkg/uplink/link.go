@@ -32,12 +32,7 @@ type link struct {
 	addr string
 	log  *slog.Logger
 
-	up atomic.Bool
-	// names says that the replica behind the connection has named addresses over it.
-	names atomic.Bool
-	// keptUntil is until when a look-up without the address does not abandon it.
-	keptUntil time.Time
-
+	up        atomic.Bool
 	abandoned chan struct{} // closed when the address is no longer the controller's
 	once      sync.Once
 
@@ -88,7 +83,6 @@ func (l *link) run(ctx context.Context) {
 		l.up.Store(true)
 		l.keep(ctx, conn, welcome, &open)
 		l.up.Store(false)
-		l.names.Store(false)
 		// A connection that broke at once counts as a failed attempt: a
 		// controller that accepts and crashes is not to be hammered.
 		if time.Since(started) > l.c.backoffMax {

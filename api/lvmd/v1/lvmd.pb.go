@@ -2532,87 +2532,6 @@ func (x *ModifyVolumeResponse) GetVolume() *Volume {
 	return nil
 }
 
-type SetControllersRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// 1 to 16 addresses of IPv4 or IPv6, without port and zone.
-	Addresses     []string `protobuf:"bytes,1,rep,name=addresses,proto3" json:"addresses,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *SetControllersRequest) Reset() {
-	*x = SetControllersRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[34]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *SetControllersRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*SetControllersRequest) ProtoMessage() {}
-
-func (x *SetControllersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[34]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use SetControllersRequest.ProtoReflect.Descriptor instead.
-func (*SetControllersRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{34}
-}
-
-func (x *SetControllersRequest) GetAddresses() []string {
-	if x != nil {
-		return x.Addresses
-	}
-	return nil
-}
-
-type SetControllersResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *SetControllersResponse) Reset() {
-	*x = SetControllersResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[35]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *SetControllersResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*SetControllersResponse) ProtoMessage() {}
-
-func (x *SetControllersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[35]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use SetControllersResponse.ProtoReflect.Descriptor instead.
-func (*SetControllersResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{35}
-}
-
 type CreateSnapshotRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required, 1 to 128 characters of [A-Za-z0-9._-].
@@ -2626,7 +2545,7 @@ type CreateSnapshotRequest struct {
 
 func (x *CreateSnapshotRequest) Reset() {
 	*x = CreateSnapshotRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[36]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2638,7 +2557,7 @@ func (x *CreateSnapshotRequest) String() string {
 func (*CreateSnapshotRequest) ProtoMessage() {}
 
 func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[36]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2651,7 +2570,7 @@ func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{36}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *CreateSnapshotRequest) GetName() string {
@@ -2684,7 +2603,7 @@ type CreateSnapshotResponse struct {
 
 func (x *CreateSnapshotResponse) Reset() {
 	*x = CreateSnapshotResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[37]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2696,7 +2615,7 @@ func (x *CreateSnapshotResponse) String() string {
 func (*CreateSnapshotResponse) ProtoMessage() {}
 
 func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[37]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2709,7 +2628,7 @@ func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{37}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *CreateSnapshotResponse) GetSnapshot() *Snapshot {
@@ -2730,7 +2649,7 @@ type DeleteSnapshotRequest struct {
 
 func (x *DeleteSnapshotRequest) Reset() {
 	*x = DeleteSnapshotRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[38]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2742,7 +2661,7 @@ func (x *DeleteSnapshotRequest) String() string {
 func (*DeleteSnapshotRequest) ProtoMessage() {}
 
 func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[38]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2755,7 +2674,7 @@ func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{38}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *DeleteSnapshotRequest) GetId() string {
@@ -2780,7 +2699,7 @@ type DeleteSnapshotResponse struct {
 
 func (x *DeleteSnapshotResponse) Reset() {
 	*x = DeleteSnapshotResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[39]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2792,7 +2711,7 @@ func (x *DeleteSnapshotResponse) String() string {
 func (*DeleteSnapshotResponse) ProtoMessage() {}
 
 func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[39]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2805,7 +2724,7 @@ func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{39}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{37}
 }
 
 type GetSnapshotRequest struct {
@@ -2819,7 +2738,7 @@ type GetSnapshotRequest struct {
 
 func (x *GetSnapshotRequest) Reset() {
 	*x = GetSnapshotRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[40]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2831,7 +2750,7 @@ func (x *GetSnapshotRequest) String() string {
 func (*GetSnapshotRequest) ProtoMessage() {}
 
 func (x *GetSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[40]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2844,7 +2763,7 @@ func (x *GetSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*GetSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{40}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *GetSnapshotRequest) GetId() string {
@@ -2870,7 +2789,7 @@ type GetSnapshotResponse struct {
 
 func (x *GetSnapshotResponse) Reset() {
 	*x = GetSnapshotResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[41]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2882,7 +2801,7 @@ func (x *GetSnapshotResponse) String() string {
 func (*GetSnapshotResponse) ProtoMessage() {}
 
 func (x *GetSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[41]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2895,7 +2814,7 @@ func (x *GetSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*GetSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{41}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *GetSnapshotResponse) GetSnapshot() *Snapshot {
@@ -2919,7 +2838,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[42]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2931,7 +2850,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[42]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2944,7 +2863,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{42}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ListSnapshotsRequest) GetPageSize() int32 {
@@ -2979,7 +2898,7 @@ type ListSnapshotsResponse struct {
 
 func (x *ListSnapshotsResponse) Reset() {
 	*x = ListSnapshotsResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[43]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2991,7 +2910,7 @@ func (x *ListSnapshotsResponse) String() string {
 func (*ListSnapshotsResponse) ProtoMessage() {}
 
 func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[43]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3004,7 +2923,7 @@ func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsResponse.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{43}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ListSnapshotsResponse) GetSnapshots() []*Snapshot {
@@ -3036,7 +2955,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[44]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3048,7 +2967,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[44]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3061,7 +2980,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{44}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *WatchRequest) GetEpoch() string {
@@ -3103,7 +3022,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[45]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3115,7 +3034,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[45]
+	mi := &file_api_lvmd_v1_lvmd_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3128,7 +3047,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{45}
+	return file_api_lvmd_v1_lvmd_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *WatchResponse) GetEpoch() string {
@@ -3384,10 +3303,7 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x124\n" +
 	"\tio_limits\x18\x02 \x01(\v2\x17.carve.lvmd.v1.IOLimitsR\bioLimits\"E\n" +
 	"\x14ModifyVolumeResponse\x12-\n" +
-	"\x06volume\x18\x01 \x01(\v2\x15.carve.lvmd.v1.VolumeR\x06volume\"5\n" +
-	"\x15SetControllersRequest\x12\x1c\n" +
-	"\taddresses\x18\x01 \x03(\tR\taddresses\"\x18\n" +
-	"\x16SetControllersResponse\"\x81\x01\n" +
+	"\x06volume\x18\x01 \x01(\v2\x15.carve.lvmd.v1.VolumeR\x06volume\"\x81\x01\n" +
 	"\x15CreateSnapshotRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12(\n" +
 	"\x10source_volume_id\x18\x02 \x01(\tR\x0esourceVolumeId\x12*\n" +
@@ -3434,7 +3350,7 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"\vVolumeState\x12\x1c\n" +
 	"\x18VOLUME_STATE_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15VOLUME_STATE_CREATING\x10\x01\x12\x16\n" +
-	"\x12VOLUME_STATE_READY\x10\x022\x94\r\n" +
+	"\x12VOLUME_STATE_READY\x10\x022\xb5\f\n" +
 	"\x04LVMD\x12W\n" +
 	"\fCreateVolume\x12\".carve.lvmd.v1.CreateVolumeRequest\x1a#.carve.lvmd.v1.CreateVolumeResponse\x12W\n" +
 	"\fDeleteVolume\x12\".carve.lvmd.v1.DeleteVolumeRequest\x1a#.carve.lvmd.v1.DeleteVolumeResponse\x12N\n" +
@@ -3454,8 +3370,7 @@ const file_api_lvmd_v1_lvmd_proto_rawDesc = "" +
 	"KeepVolume\x12 .carve.lvmd.v1.KeepVolumeRequest\x1a!.carve.lvmd.v1.KeepVolumeResponse\x12T\n" +
 	"\vAdoptVolume\x12!.carve.lvmd.v1.AdoptVolumeRequest\x1a\".carve.lvmd.v1.AdoptVolumeResponse\x12`\n" +
 	"\x0fConfirmAdoption\x12%.carve.lvmd.v1.ConfirmAdoptionRequest\x1a&.carve.lvmd.v1.ConfirmAdoptionResponse\x12]\n" +
-	"\x0eRevertAdoption\x12$.carve.lvmd.v1.RevertAdoptionRequest\x1a%.carve.lvmd.v1.RevertAdoptionResponse\x12]\n" +
-	"\x0eSetControllers\x12$.carve.lvmd.v1.SetControllersRequest\x1a%.carve.lvmd.v1.SetControllersResponse\x12D\n" +
+	"\x0eRevertAdoption\x12$.carve.lvmd.v1.RevertAdoptionRequest\x1a%.carve.lvmd.v1.RevertAdoptionResponse\x12D\n" +
 	"\x05Watch\x12\x1b.carve.lvmd.v1.WatchRequest\x1a\x1c.carve.lvmd.v1.WatchResponse0\x01B/Z-github.com/carve-csi/carve/api/lvmd/v1;lvmdv1b\x06proto3"
 
 var (
@@ -3471,7 +3386,7 @@ func file_api_lvmd_v1_lvmd_proto_rawDescGZIP() []byte {
 }
 
 var file_api_lvmd_v1_lvmd_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_api_lvmd_v1_lvmd_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
+var file_api_lvmd_v1_lvmd_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
 var file_api_lvmd_v1_lvmd_proto_goTypes = []any{
 	(VolumeMode)(0),                 // 0: carve.lvmd.v1.VolumeMode
 	(VolumeState)(0),                // 1: carve.lvmd.v1.VolumeState
@@ -3509,31 +3424,29 @@ var file_api_lvmd_v1_lvmd_proto_goTypes = []any{
 	(*ExpandVolumeResponse)(nil),    // 33: carve.lvmd.v1.ExpandVolumeResponse
 	(*ModifyVolumeRequest)(nil),     // 34: carve.lvmd.v1.ModifyVolumeRequest
 	(*ModifyVolumeResponse)(nil),    // 35: carve.lvmd.v1.ModifyVolumeResponse
-	(*SetControllersRequest)(nil),   // 36: carve.lvmd.v1.SetControllersRequest
-	(*SetControllersResponse)(nil),  // 37: carve.lvmd.v1.SetControllersResponse
-	(*CreateSnapshotRequest)(nil),   // 38: carve.lvmd.v1.CreateSnapshotRequest
-	(*CreateSnapshotResponse)(nil),  // 39: carve.lvmd.v1.CreateSnapshotResponse
-	(*DeleteSnapshotRequest)(nil),   // 40: carve.lvmd.v1.DeleteSnapshotRequest
-	(*DeleteSnapshotResponse)(nil),  // 41: carve.lvmd.v1.DeleteSnapshotResponse
-	(*GetSnapshotRequest)(nil),      // 42: carve.lvmd.v1.GetSnapshotRequest
-	(*GetSnapshotResponse)(nil),     // 43: carve.lvmd.v1.GetSnapshotResponse
-	(*ListSnapshotsRequest)(nil),    // 44: carve.lvmd.v1.ListSnapshotsRequest
-	(*ListSnapshotsResponse)(nil),   // 45: carve.lvmd.v1.ListSnapshotsResponse
-	(*WatchRequest)(nil),            // 46: carve.lvmd.v1.WatchRequest
-	(*WatchResponse)(nil),           // 47: carve.lvmd.v1.WatchResponse
-	nil,                             // 48: carve.lvmd.v1.Volume.FsSettingsEntry
-	nil,                             // 49: carve.lvmd.v1.CreateVolumeRequest.FsSettingsEntry
-	(*timestamppb.Timestamp)(nil),   // 50: google.protobuf.Timestamp
+	(*CreateSnapshotRequest)(nil),   // 36: carve.lvmd.v1.CreateSnapshotRequest
+	(*CreateSnapshotResponse)(nil),  // 37: carve.lvmd.v1.CreateSnapshotResponse
+	(*DeleteSnapshotRequest)(nil),   // 38: carve.lvmd.v1.DeleteSnapshotRequest
+	(*DeleteSnapshotResponse)(nil),  // 39: carve.lvmd.v1.DeleteSnapshotResponse
+	(*GetSnapshotRequest)(nil),      // 40: carve.lvmd.v1.GetSnapshotRequest
+	(*GetSnapshotResponse)(nil),     // 41: carve.lvmd.v1.GetSnapshotResponse
+	(*ListSnapshotsRequest)(nil),    // 42: carve.lvmd.v1.ListSnapshotsRequest
+	(*ListSnapshotsResponse)(nil),   // 43: carve.lvmd.v1.ListSnapshotsResponse
+	(*WatchRequest)(nil),            // 44: carve.lvmd.v1.WatchRequest
+	(*WatchResponse)(nil),           // 45: carve.lvmd.v1.WatchResponse
+	nil,                             // 46: carve.lvmd.v1.Volume.FsSettingsEntry
+	nil,                             // 47: carve.lvmd.v1.CreateVolumeRequest.FsSettingsEntry
+	(*timestamppb.Timestamp)(nil),   // 48: google.protobuf.Timestamp
 }
 var file_api_lvmd_v1_lvmd_proto_depIdxs = []int32{
 	0,  // 0: carve.lvmd.v1.Volume.mode:type_name -> carve.lvmd.v1.VolumeMode
 	1,  // 1: carve.lvmd.v1.Volume.state:type_name -> carve.lvmd.v1.VolumeState
 	2,  // 2: carve.lvmd.v1.Volume.owner:type_name -> carve.lvmd.v1.Owner
-	50, // 3: carve.lvmd.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	48, // 3: carve.lvmd.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
 	3,  // 4: carve.lvmd.v1.Volume.conditions:type_name -> carve.lvmd.v1.Condition
 	18, // 5: carve.lvmd.v1.Volume.source:type_name -> carve.lvmd.v1.VolumeSource
-	50, // 6: carve.lvmd.v1.Volume.emptied_at:type_name -> google.protobuf.Timestamp
-	48, // 7: carve.lvmd.v1.Volume.fs_settings:type_name -> carve.lvmd.v1.Volume.FsSettingsEntry
+	48, // 6: carve.lvmd.v1.Volume.emptied_at:type_name -> google.protobuf.Timestamp
+	46, // 7: carve.lvmd.v1.Volume.fs_settings:type_name -> carve.lvmd.v1.Volume.FsSettingsEntry
 	3,  // 8: carve.lvmd.v1.Volume.found:type_name -> carve.lvmd.v1.Condition
 	5,  // 9: carve.lvmd.v1.Volume.io_limits:type_name -> carve.lvmd.v1.IOLimits
 	0,  // 10: carve.lvmd.v1.AdoptVolumeRequest.mode:type_name -> carve.lvmd.v1.VolumeMode
@@ -3543,14 +3456,14 @@ var file_api_lvmd_v1_lvmd_proto_depIdxs = []int32{
 	3,  // 14: carve.lvmd.v1.NoteHealthRequest.found:type_name -> carve.lvmd.v1.Condition
 	0,  // 15: carve.lvmd.v1.Snapshot.mode:type_name -> carve.lvmd.v1.VolumeMode
 	2,  // 16: carve.lvmd.v1.Snapshot.owner:type_name -> carve.lvmd.v1.Owner
-	50, // 17: carve.lvmd.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
+	48, // 17: carve.lvmd.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
 	3,  // 18: carve.lvmd.v1.Snapshot.conditions:type_name -> carve.lvmd.v1.Condition
 	3,  // 19: carve.lvmd.v1.DeviceClass.conditions:type_name -> carve.lvmd.v1.Condition
 	21, // 20: carve.lvmd.v1.DeviceClass.groups:type_name -> carve.lvmd.v1.ClassGroup
 	0,  // 21: carve.lvmd.v1.CreateVolumeRequest.mode:type_name -> carve.lvmd.v1.VolumeMode
 	2,  // 22: carve.lvmd.v1.CreateVolumeRequest.owner:type_name -> carve.lvmd.v1.Owner
 	18, // 23: carve.lvmd.v1.CreateVolumeRequest.source:type_name -> carve.lvmd.v1.VolumeSource
-	49, // 24: carve.lvmd.v1.CreateVolumeRequest.fs_settings:type_name -> carve.lvmd.v1.CreateVolumeRequest.FsSettingsEntry
+	47, // 24: carve.lvmd.v1.CreateVolumeRequest.fs_settings:type_name -> carve.lvmd.v1.CreateVolumeRequest.FsSettingsEntry
 	5,  // 25: carve.lvmd.v1.CreateVolumeRequest.io_limits:type_name -> carve.lvmd.v1.IOLimits
 	4,  // 26: carve.lvmd.v1.CreateVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
 	4,  // 27: carve.lvmd.v1.GetVolumeResponse.volume:type_name -> carve.lvmd.v1.Volume
@@ -3572,39 +3485,37 @@ var file_api_lvmd_v1_lvmd_proto_depIdxs = []int32{
 	30, // 43: carve.lvmd.v1.LVMD.ListClasses:input_type -> carve.lvmd.v1.ListClassesRequest
 	32, // 44: carve.lvmd.v1.LVMD.ExpandVolume:input_type -> carve.lvmd.v1.ExpandVolumeRequest
 	34, // 45: carve.lvmd.v1.LVMD.ModifyVolume:input_type -> carve.lvmd.v1.ModifyVolumeRequest
-	38, // 46: carve.lvmd.v1.LVMD.CreateSnapshot:input_type -> carve.lvmd.v1.CreateSnapshotRequest
-	40, // 47: carve.lvmd.v1.LVMD.DeleteSnapshot:input_type -> carve.lvmd.v1.DeleteSnapshotRequest
-	42, // 48: carve.lvmd.v1.LVMD.GetSnapshot:input_type -> carve.lvmd.v1.GetSnapshotRequest
-	44, // 49: carve.lvmd.v1.LVMD.ListSnapshots:input_type -> carve.lvmd.v1.ListSnapshotsRequest
+	36, // 46: carve.lvmd.v1.LVMD.CreateSnapshot:input_type -> carve.lvmd.v1.CreateSnapshotRequest
+	38, // 47: carve.lvmd.v1.LVMD.DeleteSnapshot:input_type -> carve.lvmd.v1.DeleteSnapshotRequest
+	40, // 48: carve.lvmd.v1.LVMD.GetSnapshot:input_type -> carve.lvmd.v1.GetSnapshotRequest
+	42, // 49: carve.lvmd.v1.LVMD.ListSnapshots:input_type -> carve.lvmd.v1.ListSnapshotsRequest
 	16, // 50: carve.lvmd.v1.LVMD.NoteHealth:input_type -> carve.lvmd.v1.NoteHealthRequest
 	12, // 51: carve.lvmd.v1.LVMD.NoteEncrypted:input_type -> carve.lvmd.v1.NoteEncryptedRequest
 	14, // 52: carve.lvmd.v1.LVMD.KeepVolume:input_type -> carve.lvmd.v1.KeepVolumeRequest
 	6,  // 53: carve.lvmd.v1.LVMD.AdoptVolume:input_type -> carve.lvmd.v1.AdoptVolumeRequest
 	8,  // 54: carve.lvmd.v1.LVMD.ConfirmAdoption:input_type -> carve.lvmd.v1.ConfirmAdoptionRequest
 	10, // 55: carve.lvmd.v1.LVMD.RevertAdoption:input_type -> carve.lvmd.v1.RevertAdoptionRequest
-	36, // 56: carve.lvmd.v1.LVMD.SetControllers:input_type -> carve.lvmd.v1.SetControllersRequest
-	46, // 57: carve.lvmd.v1.LVMD.Watch:input_type -> carve.lvmd.v1.WatchRequest
-	23, // 58: carve.lvmd.v1.LVMD.CreateVolume:output_type -> carve.lvmd.v1.CreateVolumeResponse
-	25, // 59: carve.lvmd.v1.LVMD.DeleteVolume:output_type -> carve.lvmd.v1.DeleteVolumeResponse
-	27, // 60: carve.lvmd.v1.LVMD.GetVolume:output_type -> carve.lvmd.v1.GetVolumeResponse
-	29, // 61: carve.lvmd.v1.LVMD.ListVolumes:output_type -> carve.lvmd.v1.ListVolumesResponse
-	31, // 62: carve.lvmd.v1.LVMD.ListClasses:output_type -> carve.lvmd.v1.ListClassesResponse
-	33, // 63: carve.lvmd.v1.LVMD.ExpandVolume:output_type -> carve.lvmd.v1.ExpandVolumeResponse
-	35, // 64: carve.lvmd.v1.LVMD.ModifyVolume:output_type -> carve.lvmd.v1.ModifyVolumeResponse
-	39, // 65: carve.lvmd.v1.LVMD.CreateSnapshot:output_type -> carve.lvmd.v1.CreateSnapshotResponse
-	41, // 66: carve.lvmd.v1.LVMD.DeleteSnapshot:output_type -> carve.lvmd.v1.DeleteSnapshotResponse
-	43, // 67: carve.lvmd.v1.LVMD.GetSnapshot:output_type -> carve.lvmd.v1.GetSnapshotResponse
-	45, // 68: carve.lvmd.v1.LVMD.ListSnapshots:output_type -> carve.lvmd.v1.ListSnapshotsResponse
-	17, // 69: carve.lvmd.v1.LVMD.NoteHealth:output_type -> carve.lvmd.v1.NoteHealthResponse
-	13, // 70: carve.lvmd.v1.LVMD.NoteEncrypted:output_type -> carve.lvmd.v1.NoteEncryptedResponse
-	15, // 71: carve.lvmd.v1.LVMD.KeepVolume:output_type -> carve.lvmd.v1.KeepVolumeResponse
-	7,  // 72: carve.lvmd.v1.LVMD.AdoptVolume:output_type -> carve.lvmd.v1.AdoptVolumeResponse
-	9,  // 73: carve.lvmd.v1.LVMD.ConfirmAdoption:output_type -> carve.lvmd.v1.ConfirmAdoptionResponse
-	11, // 74: carve.lvmd.v1.LVMD.RevertAdoption:output_type -> carve.lvmd.v1.RevertAdoptionResponse
-	37, // 75: carve.lvmd.v1.LVMD.SetControllers:output_type -> carve.lvmd.v1.SetControllersResponse
-	47, // 76: carve.lvmd.v1.LVMD.Watch:output_type -> carve.lvmd.v1.WatchResponse
-	58, // [58:77] is the sub-list for method output_type
-	39, // [39:58] is the sub-list for method input_type
+	44, // 56: carve.lvmd.v1.LVMD.Watch:input_type -> carve.lvmd.v1.WatchRequest
+	23, // 57: carve.lvmd.v1.LVMD.CreateVolume:output_type -> carve.lvmd.v1.CreateVolumeResponse
+	25, // 58: carve.lvmd.v1.LVMD.DeleteVolume:output_type -> carve.lvmd.v1.DeleteVolumeResponse
+	27, // 59: carve.lvmd.v1.LVMD.GetVolume:output_type -> carve.lvmd.v1.GetVolumeResponse
+	29, // 60: carve.lvmd.v1.LVMD.ListVolumes:output_type -> carve.lvmd.v1.ListVolumesResponse
+	31, // 61: carve.lvmd.v1.LVMD.ListClasses:output_type -> carve.lvmd.v1.ListClassesResponse
+	33, // 62: carve.lvmd.v1.LVMD.ExpandVolume:output_type -> carve.lvmd.v1.ExpandVolumeResponse
+	35, // 63: carve.lvmd.v1.LVMD.ModifyVolume:output_type -> carve.lvmd.v1.ModifyVolumeResponse
+	37, // 64: carve.lvmd.v1.LVMD.CreateSnapshot:output_type -> carve.lvmd.v1.CreateSnapshotResponse
+	39, // 65: carve.lvmd.v1.LVMD.DeleteSnapshot:output_type -> carve.lvmd.v1.DeleteSnapshotResponse
+	41, // 66: carve.lvmd.v1.LVMD.GetSnapshot:output_type -> carve.lvmd.v1.GetSnapshotResponse
+	43, // 67: carve.lvmd.v1.LVMD.ListSnapshots:output_type -> carve.lvmd.v1.ListSnapshotsResponse
+	17, // 68: carve.lvmd.v1.LVMD.NoteHealth:output_type -> carve.lvmd.v1.NoteHealthResponse
+	13, // 69: carve.lvmd.v1.LVMD.NoteEncrypted:output_type -> carve.lvmd.v1.NoteEncryptedResponse
+	15, // 70: carve.lvmd.v1.LVMD.KeepVolume:output_type -> carve.lvmd.v1.KeepVolumeResponse
+	7,  // 71: carve.lvmd.v1.LVMD.AdoptVolume:output_type -> carve.lvmd.v1.AdoptVolumeResponse
+	9,  // 72: carve.lvmd.v1.LVMD.ConfirmAdoption:output_type -> carve.lvmd.v1.ConfirmAdoptionResponse
+	11, // 73: carve.lvmd.v1.LVMD.RevertAdoption:output_type -> carve.lvmd.v1.RevertAdoptionResponse
+	45, // 74: carve.lvmd.v1.LVMD.Watch:output_type -> carve.lvmd.v1.WatchResponse
+	57, // [57:75] is the sub-list for method output_type
+	39, // [39:57] is the sub-list for method input_type
 	39, // [39:39] is the sub-list for extension type_name
 	39, // [39:39] is the sub-list for extension extendee
 	0,  // [0:39] is the sub-list for field type_name
@@ -3621,7 +3532,7 @@ func file_api_lvmd_v1_lvmd_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_lvmd_v1_lvmd_proto_rawDesc), len(file_api_lvmd_v1_lvmd_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   48,
+			NumMessages:   46,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -77,7 +77,6 @@ const (
 	LVMD_AdoptVolume_FullMethodName     = "/carve.lvmd.v1.LVMD/AdoptVolume"
 	LVMD_ConfirmAdoption_FullMethodName = "/carve.lvmd.v1.LVMD/ConfirmAdoption"
 	LVMD_RevertAdoption_FullMethodName  = "/carve.lvmd.v1.LVMD/RevertAdoption"
-	LVMD_SetControllers_FullMethodName  = "/carve.lvmd.v1.LVMD/SetControllers"
 	LVMD_Watch_FullMethodName           = "/carve.lvmd.v1.LVMD/Watch"
 )
 
@@ -150,10 +149,6 @@ type LVMDClient interface {
 	// no volume of Carve any more, and keeps what it holds. VOLUME_IN_USE when it is open or
 	// mounted, INVALID_FIELD when its adoption was confirmed, or when it was not adopted.
 	RevertAdoption(ctx context.Context, in *RevertAdoptionRequest, opts ...grpc.CallOption) (*RevertAdoptionResponse, error)
-	// SetControllers names the addresses of the controller's replicas, for lvmd to dial those that it does
-	// not know yet, and to ask DNS for them rarely. It takes none away. Any replica may call it.
-	// It runs no command.
-	SetControllers(ctx context.Context, in *SetControllersRequest, opts ...grpc.CallOption) (*SetControllersResponse, error)
 	// Watch sends the node's full state first, or, to a reader that resumes, what
 	// changed since, then changes as they happen.
 	// Changes made by one operation (the volume and the capacity it took)
@@ -339,16 +334,6 @@ func (c *lVMDClient) RevertAdoption(ctx context.Context, in *RevertAdoptionReque
 	return out, nil
 }
 
-func (c *lVMDClient) SetControllers(ctx context.Context, in *SetControllersRequest, opts ...grpc.CallOption) (*SetControllersResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(SetControllersResponse)
-	err := c.cc.Invoke(ctx, LVMD_SetControllers_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
 func (c *lVMDClient) Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &LVMD_ServiceDesc.Streams[0], LVMD_Watch_FullMethodName, cOpts...)
@@ -437,10 +422,6 @@ type LVMDServer interface {
 	// no volume of Carve any more, and keeps what it holds. VOLUME_IN_USE when it is open or
 	// mounted, INVALID_FIELD when its adoption was confirmed, or when it was not adopted.
 	RevertAdoption(context.Context, *RevertAdoptionRequest) (*RevertAdoptionResponse, error)
-	// SetControllers names the addresses of the controller's replicas, for lvmd to dial those that it does
-	// not know yet, and to ask DNS for them rarely. It takes none away. Any replica may call it.
-	// It runs no command.
-	SetControllers(context.Context, *SetControllersRequest) (*SetControllersResponse, error)
 	// Watch sends the node's full state first, or, to a reader that resumes, what
 	// changed since, then changes as they happen.
 	// Changes made by one operation (the volume and the capacity it took)
@@ -506,9 +487,6 @@ func (UnimplementedLVMDServer) ConfirmAdoption(context.Context, *ConfirmAdoption
 }
 func (UnimplementedLVMDServer) RevertAdoption(context.Context, *RevertAdoptionRequest) (*RevertAdoptionResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RevertAdoption not implemented")
-}
-func (UnimplementedLVMDServer) SetControllers(context.Context, *SetControllersRequest) (*SetControllersResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method SetControllers not implemented")
 }
 func (UnimplementedLVMDServer) Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error {
 	return status.Error(codes.Unimplemented, "method Watch not implemented")
@@ -840,24 +818,6 @@ func _LVMD_RevertAdoption_Handler(srv interface{}, ctx context.Context, dec func
 	return interceptor(ctx, in, info, handler)
 }
 
-func _LVMD_SetControllers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(SetControllersRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(LVMDServer).SetControllers(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: LVMD_SetControllers_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(LVMDServer).SetControllers(ctx, req.(*SetControllersRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
 func _LVMD_Watch_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(WatchRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -943,10 +903,6 @@ var LVMD_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RevertAdoption",
 			Handler:    _LVMD_RevertAdoption_Handler,
-		},
-		{
-			MethodName: "SetControllers",
-			Handler:    _LVMD_SetControllers_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

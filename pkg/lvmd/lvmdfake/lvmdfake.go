@@ -17,7 +17,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -69,7 +68,6 @@ type Server struct {
 	changes changes
 	creates int
 	notes   int
-	named   [][]string
 }
 
 // New makes a node with these classes, on new disks: another server for the same
@@ -352,21 +350,6 @@ func (s *Server) NoteHealth(_ context.Context, r *lvmdv1.NoteHealthRequest) (*lv
 		return nil
 	})
 	return &lvmdv1.NoteHealthResponse{}, err
-}
-
-// SetControllers implements the service, for all callers.
-func (s *Server) SetControllers(_ context.Context, r *lvmdv1.SetControllersRequest) (*lvmdv1.SetControllersResponse, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.named = append(s.named, r.GetAddresses())
-	return &lvmdv1.SetControllersResponse{}, nil
-}
-
-// Named returns the addresses of replicas that each call named, in order.
-func (s *Server) Named() [][]string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Clone(s.named)
 }
 
 // Error makes an error as lvmd does: a status with an ErrorInfo.
