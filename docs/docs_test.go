@@ -30,7 +30,6 @@ import (
 	"github.com/carve-csi/carve/pkg/driver"
 	"github.com/carve-csi/carve/pkg/lvmd"
 	"github.com/carve-csi/carve/pkg/must"
-	"github.com/carve-csi/carve/pkg/ops"
 )
 
 // root is the folder of the repository.
@@ -231,7 +230,7 @@ func wholeConfiguration(document map[string]any, content string) string {
 
 func TestEveryMetricExists(t *testing.T) {
 	exist := map[string]bool{}
-	for _, rows := range [][][]string{describe(lvmd.NewMetrics().Registry.Describe), describe(driver.NewMetrics().Registry.Describe), describe(controller.DescribeMetrics), describe(ops.DescribeMetrics)} {
+	for _, rows := range [][][]string{describe(lvmd.NewMetrics().Registry.Describe), describe(driver.NewMetrics().Registry.Describe), describe(controller.DescribeMetrics)} {
 		for _, row := range rows {
 			exist[strings.Trim(row[0], "`")] = true
 		}

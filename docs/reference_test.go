@@ -22,7 +22,6 @@ import (
 	"github.com/carve-csi/carve/pkg/filesystem"
 	"github.com/carve-csi/carve/pkg/lvmd"
 	"github.com/carve-csi/carve/pkg/must"
-	"github.com/carve-csi/carve/pkg/ops"
 )
 
 func TestReferenceOfConditionsIsCurrent(t *testing.T) {
@@ -276,7 +275,6 @@ Each program serves ` + "`/metrics`" + ` over HTTPS, to requests with the bearer
 		{"lvmd, on each node", lvmd.NewMetrics().Registry.Describe},
 		{"The node plugin, on each node", driver.NewMetrics().Registry.Describe},
 		{"The controller, two replicas", controller.DescribeMetrics},
-		{"Each of these programs", ops.DescribeMetrics},
 	} {
 		page += "\n## " + program.name + "\n\n" + pagetest.Table([]string{"metric", "kind", "labels", "meaning"}, describe(program.describe))
 	}

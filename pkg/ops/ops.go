@@ -35,7 +35,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/carve-csi/carve/pkg/connlimit"
-	"github.com/carve-csi/carve/pkg/https"
 )
 
 const (
@@ -44,6 +43,15 @@ const (
 	probeTimeout = 2 * time.Second
 	// certificateLife is as long as a process may reasonably run.
 	certificateLife = 10 * 365 * 24 * time.Hour
+	// shutdownTimeout bounds how long Serve waits for requests in flight.
+	shutdownTimeout = 2 * time.Second
+	// maxConnections bounds the connections, maxConnectionsPerAddress those of one
+	// address, and maxConnectionsPerNetwork those of one /64 of IPv6, in which the kubelet may be
+	// together with all Pods of its node: any Pod can connect, and none may take the memory and the open files
+	// of the process. The kubelet and Prometheus keep one or two each.
+	maxConnections           = 512
+	maxConnectionsPerAddress = 8
+	maxConnectionsPerNetwork = 128
 )
 
 // Options configure Serve.
@@ -54,7 +62,7 @@ type Options struct {
 	// read at every request, so it may be made or replaced at any time. Empty, or a
 	// missing or empty file, means that both answer 403.
 	MetricsTokenFile string
-	// Registry has the metrics, and gets one of the server's.
+	// Registry has the metrics.
 	Registry *prometheus.Registry
 	// Healthy says why the process should be restarted, Ready why it should not
 	// be relied on yet. Nil means always. They are given probeTimeout.
@@ -81,32 +89,38 @@ func serve(ctx context.Context, listener net.Listener, o Options) error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("make the certificate for health and metrics: %w", err), listener.Close())
 	}
-	rejections := newRejections()
-	if err := o.Registry.Register(rejections); err != nil {
-		return errors.Join(fmt.Errorf("prepare the metrics: %w", err), listener.Close())
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true) // by HTTP/2, one connection would carry many requests at once
+	server := &http.Server{
+		Handler:           handler(o),
+		TLSConfig:         &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{certificate}},
+		Protocols:         protocols,
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       10 * time.Second,
+		WriteTimeout:      30 * time.Second,
+		IdleTimeout:       60 * time.Second,
+		MaxHeaderBytes:    16 << 10,
+		ErrorLog:          slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug),
 	}
-	err = https.Serve(ctx, listener, https.Options{
-		Handler: handler(o), WriteTimeout: 30 * time.Second, IdleTimeout: 60 * time.Second,
-		OnReject: func(reason string) { rejections.WithLabelValues(reason).Inc() }, Log: o.Log,
-		TLS: &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{certificate}},
-	})
-	if err != nil {
+	limit := &connlimit.Limiter{Total: maxConnections, PerAddress: maxConnectionsPerAddress, PerNetwork: maxConnectionsPerNetwork}
+	rejections := &connlimit.Log{Logger: o.Log, Message: "connection refused: there are too many"}
+	listener = limit.Listener(listener, func(peer net.Addr, reason connlimit.Reason) { rejections.Reject(peer, string(reason), nil) })
+	served := make(chan error, 1)
+	go func() { served <- server.ServeTLS(listener, "", "") }()
+	select {
+	case err = <-served:
+	case <-ctx.Done():
+		stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+		defer cancel()
+		if server.Shutdown(stopping) != nil {
+			_ = server.Close()
+		}
+		err = <-served
+	}
+	if !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve health and metrics: %w", err)
 	}
 	return nil
-}
-
-// DescribeMetrics sends the description of the server's metric, for the reference.
-func DescribeMetrics(ch chan<- *prometheus.Desc) { newRejections().Describe(ch) }
-
-func newRejections() *prometheus.CounterVec {
-	rejections := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "carve", Subsystem: "ops", Name: "rejections_total",
-		Help: "Connections to the server of health and metrics that were closed at once, by reason: address, network (a /64 of IPv6) and total (too many at once of one, or in all). The log has the addresses."},
-		[]string{"reason"})
-	for _, reason := range connlimit.ReasonNames() {
-		rejections.WithLabelValues(reason)
-	}
-	return rejections
 }
 
 func handler(o Options) http.Handler {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -16,6 +17,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/carve-csi/carve/pkg/logging/logtest"
+	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -26,7 +29,9 @@ func start(t *testing.T, o Options) string {
 	counter := prometheus.NewCounter(prometheus.CounterOpts{Name: "carve_test_total", Help: "A test's counter."})
 	registry.MustRegister(counter)
 	o.Registry = registry
-	o.Log = slog.New(slog.DiscardHandler)
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatalf("Listen: %v", err)
@@ -131,5 +136,48 @@ func TestPlaintextIsRefused(t *testing.T) {
 	defer response.Body.Close()
 	if response.StatusCode == http.StatusOK {
 		t.Error("plain HTTP was answered with 200")
+	}
+}
+
+func dial(from, address string, protocols ...string) (*tls.Conn, error) {
+	dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+	return tls.DialWithDialer(dialer, "tcp", address, &tls.Config{InsecureSkipVerify: true, NextProtos: protocols})
+}
+
+// A connection of HTTP/2 would carry many requests at once.
+func TestOnlyHTTP1IsSpoken(t *testing.T) {
+	address := start(t, Options{})
+	conn := must.Get(dial("127.0.0.1", address, "h2", "http/1.1"))(t)
+	if p := conn.ConnectionState().NegotiatedProtocol; p != "http/1.1" {
+		t.Errorf("a client that prefers HTTP/2 gets %q", p)
+	}
+	_ = conn.Close()
+	if conn, err := dial("127.0.0.1", address, "h2"); err == nil {
+		t.Errorf("a client of HTTP/2 alone gets %q", conn.ConnectionState().NegotiatedProtocol)
+		_ = conn.Close()
+	}
+}
+
+// Health is open to any Pod, and none may keep the kubelet from asking for it.
+func TestOneAddressCannotTakeAllConnections(t *testing.T) {
+	var log logtest.Recorder
+	address := start(t, Options{Log: log.Logger()})
+	for i := range maxConnectionsPerAddress {
+		conn, err := dial("127.0.0.2", address)
+		if err != nil {
+			t.Fatalf("an address is refused when it has %d connections: %v", i, err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+	}
+	if conn, err := dial("127.0.0.2", address); err == nil {
+		t.Error("an address has more connections than it may have")
+		_ = conn.Close()
+	}
+	logged := log.Find(func(r logtest.Record) bool { return r.Message == "connection refused: there are too many" })
+	if len(logged) != 1 || !strings.HasPrefix(fmt.Sprint(logged[0].Attributes["remote"]), "127.0.0.2:") {
+		t.Errorf("this is logged: %v", logged)
+	}
+	if code, _ := get(t, "https://"+address+"/healthz", ""); code != http.StatusOK {
+		t.Errorf("another address gets %d", code)
 	}
 }
