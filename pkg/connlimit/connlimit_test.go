@@ -6,7 +6,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"syscall"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,21 +18,20 @@ import (
 func peer(ip string) net.Addr { return &net.TCPAddr{IP: net.ParseIP(ip), Port: 1} }
 
 // fill takes places until there are none, and returns why there are none.
-func fill(l *Limiter, ip string) (places []*Place, why Reason) {
+func fill(l *Limiter, ip string) (ends []func(), why Reason) {
 	for {
-		p, reason := l.Begin(peer(ip), nil)
-		if p == nil {
-			return places, reason
+		end, reason := l.Begin(peer(ip))
+		if end == nil {
+			return ends, reason
 		}
-		places = append(places, p)
+		ends = append(ends, end)
 	}
 }
 
 func TestConnectionsAreCountedByAddressByNetworkAndInAll(t *testing.T) {
-	l := Limiter{Total: 24, PerAddress: 4, PerNetwork: 10, Kept: 8}
-	l.Remember(peer("2001:db8::9"))
-	l.Remember(peer("10.0.0.9"))
-	var all []*Place
+	known := []netip.Addr{netip.MustParseAddr("2001:db8::9"), netip.MustParseAddr("10.0.0.9")}
+	l := Limiter{Total: 24, PerAddress: 4, PerNetwork: 10, Kept: 8, Known: func(a netip.Addr) bool { return slices.Contains(known, a) }}
+	var all []func()
 	for _, step := range []struct {
 		ip   string
 		got  int
@@ -49,100 +48,19 @@ func TestConnectionsAreCountedByAddressByNetworkAndInAll(t *testing.T) {
 		{"10.0.0.2", 0, ReasonTotal},
 		{"10.0.0.9", 4, ReasonAddress}, // known
 	} {
-		places, why := fill(&l, step.ip)
-		if len(places) != step.got || why != step.full {
-			t.Errorf("%s has %d places until %q, want %d until %q", step.ip, len(places), why, step.got, step.full)
+		ends, why := fill(&l, step.ip)
+		if len(ends) != step.got || why != step.full {
+			t.Errorf("%s has %d places until %q, want %d until %q", step.ip, len(ends), why, step.got, step.full)
 		}
-		all = append(all, places...)
+		all = append(all, ends...)
 	}
-	l.Remember(peer("2001:db8::1")) // its places still end as those of an unknown address
-	for _, p := range all {
-		p.End()
-		p.End()
+	known = append(known, netip.MustParseAddr("2001:db8::1")) // its places still end as those of an unknown address
+	for _, end := range all {
+		end()
+		end()
 	}
-	if l.total != 0 || l.unknown != 0 || len(l.byAddress) != 0 || len(l.bySource) != 0 {
-		t.Errorf("counted when all have ended: %d, %d, %v, %v", l.total, l.unknown, l.byAddress, l.bySource)
-	}
-}
-
-// A source is an address, or a /64 of IPv6.
-func TestWhereAllPlacesAreTakenTheyAreSharedAmongSources(t *testing.T) {
-	l := Limiter{Total: 12, PerAddress: 8, PerNetwork: 8}
-	evicted := map[string]int{}
-	begin := func(ip string) (*Place, Reason) {
-		return l.Begin(peer(ip), func() {
-			evicted[ip]++
-			if !l.mu.TryLock() {
-				t.Fatal("evict is called with the lock held")
-			}
-			l.mu.Unlock()
-		})
-	}
-	var first *Place
-	for i, ip := range []string{"10.0.0.1", "2001:db8::1"} {
-		for range 6 {
-			if p, why := begin(ip); p == nil {
-				t.Fatalf("%s is rejected: %s", ip, why)
-			} else if i == 0 && first == nil {
-				first = p
-			}
-		}
-	}
-	// Another address of a /64 that has its share takes a place in it.
-	if p, why := begin("2001:db8::2"); p == nil || evicted["2001:db8::1"] != 1 {
-		t.Errorf("rejected for %q, evicted are %v; want one of its neighbor", why, evicted)
-	}
-	for n := range 4 {
-		if p, why := begin("10.0.0.2"); p == nil {
-			t.Errorf("after %d: rejected for %q", n, why)
-		}
-	}
-	if p, _ := begin("10.0.0.2"); p != nil {
-		t.Error("it has more than its share")
-	}
-	if evicted["10.0.0.1"] != 2 || evicted["2001:db8::1"] != 3 || !first.Evicted() {
-		t.Errorf("evicted are %v, the oldest: %t; want two and three", evicted, first.Evicted())
-	}
-	first.End()
-	if l.total != 12 || l.unknown != 12 {
-		t.Errorf("%d and %d are counted, want 12", l.total, l.unknown)
-	}
-}
-
-func TestAFullNetworkIsSharedAmongItsAddresses(t *testing.T) {
-	l := Limiter{Total: 100, PerAddress: 4, PerNetwork: 8}
-	evicted := map[string]int{}
-	begin := func(ip string) (*Place, Reason) { return l.Begin(peer(ip), func() { evicted[ip]++ }) }
-	for _, ip := range []string{"2001:db8::1", "2001:db8::2"} {
-		for range 4 {
-			begin(ip)
-		}
-	}
-	for n := range 3 {
-		if p, why := begin("2001:db8::3"); (p != nil) != (n < 2) || p == nil && why != ReasonNetwork {
-			t.Errorf("connection %d has a place: %t, rejected for %q; want two", n, p != nil, why)
-		}
-	}
-	if evicted["2001:db8::1"]+evicted["2001:db8::2"] != 2 || l.total != 8 {
-		t.Errorf("evicted are %v of %d, want two of eight", evicted, l.total)
-	}
-}
-
-func TestExpectedAddressesAreKnownWithoutALink(t *testing.T) {
-	agent := netip.MustParseAddr("2001:db8::1")
-	l := Limiter{Total: 3, PerAddress: 2, PerNetwork: 1, Kept: 1, Known: func(a netip.Addr) bool { return a == agent }}
-	for _, step := range []struct {
-		ip   string
-		got  int
-		full Reason
-	}{
-		{"2001:db8::2", 1, ReasonNetwork},
-		{"10.0.0.1", 1, ReasonTotal},
-		{"2001:db8::1", 1, ReasonTotal}, // of those that are kept
-	} {
-		if places, why := fill(&l, step.ip); len(places) != step.got || why != step.full {
-			t.Errorf("%s has %d places until %q, want %d until %q", step.ip, len(places), why, step.got, step.full)
-		}
+	if l.total != 0 || l.unknown != 0 || len(l.by) != 0 {
+		t.Errorf("counted when all have ended: %d, %d, %v", l.total, l.unknown, l.by)
 	}
 }
 
@@ -169,36 +87,6 @@ func TestRejectionsAreLoggedOfEachReasonUpToARate(t *testing.T) {
 	})
 }
 
-func TestAnAddressIsKnownForADay(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := Limiter{Total: 1, PerAddress: 1, PerNetwork: 1, Kept: 1}
-		l.Remember(peer("10.0.0.1"))
-		time.Sleep(rememberFor)
-		p, why := l.Begin(peer("10.0.0.1"), nil)
-		if p == nil {
-			t.Fatalf("rejected after a day: %s", why)
-		}
-		p.End()
-		time.Sleep(time.Second)
-		if p, _ := l.Begin(peer("10.0.0.1"), nil); p != nil {
-			t.Error("known after more than a day")
-		}
-	})
-}
-
-func TestKnownAddressesAreBoundedAndTheOldestIsForgotten(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := Limiter{}
-		for i := range maxRemembered + 1 {
-			l.Remember(peer(fmt.Sprintf("10.0.%d.%d", i/256, i%256)))
-			time.Sleep(time.Millisecond)
-		}
-		if _, ok := l.remembered[addressOf(peer("10.0.0.0"))]; ok || len(l.remembered) != maxRemembered {
-			t.Errorf("%d addresses are known, the oldest among them: %t", len(l.remembered), ok)
-		}
-	})
-}
-
 // serve echoes on a limited listener.
 func serve(t *testing.T, l *Limiter) (address string) {
 	t.Helper()
@@ -221,15 +109,11 @@ func serve(t *testing.T, l *Limiter) (address string) {
 	return inner.Addr().String()
 }
 
-// served is servedFrom an address of the system's choice.
-func served(t *testing.T, address string) (net.Conn, bool) { return servedFrom(t, "", address) }
-
-// servedFrom reports whether a new connection from an address is served, and keeps it open until the test
+// served reports whether a new connection is served, and keeps it open until the test
 // ends or closes it.
-func servedFrom(t *testing.T, from, address string) (net.Conn, bool) {
+func served(t *testing.T, address string) (net.Conn, bool) {
 	t.Helper()
-	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
-	c := must.Get(dialer.Dial("tcp", address))(t)
+	c := must.Get(net.Dial("tcp", address))(t)
 	t.Cleanup(func() { _ = c.Close() })
 	must.Succeed(t, c.SetDeadline(time.Now().Add(time.Minute)))
 	b := make([]byte, 1)
@@ -264,26 +148,5 @@ func TestAConnectionBeyondTheLimitIsClosedAndOneThatEndsAdmitsAnother(t *testing
 	}
 	if _, third := served(t, address); third {
 		t.Error("a connection that was closed twice admits two")
-	}
-}
-
-func TestAnAddressWithFewConnectionsIsServedBesideOneWithMany(t *testing.T) {
-	const total = 8
-	address := serve(t, &Limiter{Total: total, PerAddress: total, PerNetwork: total})
-	var first net.Conn
-	for n := range total {
-		c, ok := servedFrom(t, "127.0.0.1", address)
-		if !ok {
-			t.Fatalf("connection %d is not served", n)
-		}
-		if n == 0 {
-			first = c
-		}
-	}
-	if _, ok := servedFrom(t, "127.0.0.2", address); !ok {
-		t.Error("another address is not served")
-	}
-	if _, err := first.Read(make([]byte, 1)); !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("the oldest connection of the address with all places: want it closed, got %v", err)
 	}
 }

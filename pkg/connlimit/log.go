@@ -1,6 +1,7 @@
 package connlimit
 
 import (
+	"context"
 	"log/slog"
 	"net"
 	"sync"
@@ -16,6 +17,7 @@ import (
 type Log struct {
 	// Logger gets Message with attributes.
 	Logger  *slog.Logger
+	Level   slog.Level
 	Message string
 
 	mu       sync.Mutex
@@ -40,7 +42,7 @@ func (l *Log) Reject(peer net.Addr, reason string, err error) {
 		if others := r.unlogged.Swap(0) - 1; others > 0 {
 			attrs = append(attrs, "others", others)
 		}
-		l.Logger.Warn(l.Message, attrs...)
+		l.Logger.Log(context.Background(), l.Level, l.Message, attrs...)
 	})
 }
 

@@ -26,10 +26,9 @@ const (
 	// take what all nodes need. Nodes behind one address, as of a gateway, share it;
 	// those that are rejected dial again. A /64 of IPv6 may be one node with its Pods, or all
 	// nodes: maxHandshakesPerNetwork is what one that has all its addresses can take.
-	// keptHandshakes of them all are for addresses that agents are known to have, or that had an
-	// uplink within the last day.
+	// keptHandshakes of them all are for addresses that agents are known to have.
 	maxHandshakes           = 1024
-	maxHandshakesPerAddress = 32
+	maxHandshakesPerAddress = 8
 	maxHandshakesPerNetwork = 128
 	keptHandshakes          = 256
 
@@ -49,7 +48,9 @@ const (
 
 // RejectReasons are those that OnReject is called with: the limits per address, per /64 of IPv6 and
 // in all, a failed handshake, and credentials that are no good or could not be checked.
-var RejectReasons = append(connlimit.ReasonNames(), reasonHandshake, reasonCredentials)
+var RejectReasons = []string{
+	string(connlimit.ReasonAddress), string(connlimit.ReasonNetwork), string(connlimit.ReasonTotal), reasonHandshake, reasonCredentials,
+}
 
 // Grant is what a Hello that was found good earns.
 type Grant struct {
@@ -77,7 +78,7 @@ type ServerConfig struct {
 	// is called concurrently and must not block.
 	OnSession func(*Session)
 	// Known reports whether an agent is known to be at an address. It is called concurrently
-	// and must be quick. Nil: such addresses are those that had an uplink.
+	// and must be quick. Nil: none is.
 	Known func(netip.Addr) bool
 	// OnReject is called for every peer that is rejected, with one of RejectReasons. It is
 	// called concurrently and must not block.
@@ -114,7 +115,7 @@ func NewServer(c ServerConfig) *Server {
 		hold:     failureHold,
 		sessions: map[*Session]struct{}{},
 	}
-	s.rejections.Logger, s.rejections.Message = s.log, "uplink refused"
+	s.rejections.Logger, s.rejections.Level, s.rejections.Message = s.log, slog.LevelWarn, "uplink refused"
 	return s
 }
 
@@ -147,39 +148,35 @@ func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
 			sleep(ctx, 100*time.Millisecond)
 			continue
 		}
-		place, reason := s.handshakes.Begin(conn.RemoteAddr(), func() { conn.Close() })
-		if place == nil {
+		end, reason := s.handshakes.Begin(conn.RemoteAddr())
+		if end == nil {
 			conn.Close() // it will come back
 			s.reject(conn.RemoteAddr(), string(reason), nil)
 			continue
 		}
-		peers.Go(func() { s.welcome(ctx, conn, place) })
+		peers.Go(func() { s.welcome(ctx, conn, end) })
 	}
 }
 
-// welcome takes a connection from TCP to a session, and watches over its end.
-func (s *Server) welcome(ctx context.Context, raw net.Conn, place *connlimit.Place) {
+// welcome takes a connection from TCP to a session, and watches over its end. It calls introduced when
+// the handshake no longer counts.
+func (s *Server) welcome(ctx context.Context, raw net.Conn, introduced func()) {
 	session, reason, err := s.handshake(ctx, raw)
 	if err != nil {
 		raw.Close()
-		time.AfterFunc(s.hold, place.End)
-		if place.Evicted() {
-			reason = string(connlimit.ReasonTotal)
-		}
+		time.AfterFunc(s.hold, introduced)
 		if ctx.Err() == nil {
 			s.reject(raw.RemoteAddr(), reason, err)
 		}
 		return
 	}
-	place.End()
+	introduced()
 	if !s.add(session) {
 		session.Close()
 		session.awaitEnd()
 		return
 	}
 	defer s.remove(session)
-	s.handshakes.Remember(raw.RemoteAddr())
-	defer s.handshakes.Remember(raw.RemoteAddr())
 	s.log.Info("node connected", "node", session.node, "remote", session.remote, "version", session.version,
 		"reauthenticate_by", session.reauthBy)
 	s.c.OnSession(session)
