@@ -14,8 +14,9 @@ import (
 const (
 	// fleetTimeout is how long after its uplink opened a replica waits for the nodes before it
 	// is ready without them. Agents that have lost a replica look for a new one within seconds; those that have not do
-	// so within minutes, which a rolling update does not wait for, nor for a node that is down.
-	fleetTimeout = 15 * time.Second
+	// so within minutes, and a node may be down: neither holds up a rolling update. But it takes a replica away only when
+	// DNS answers, which a cache may keep for half a minute, have the new one.
+	fleetTimeout = 30 * time.Second
 	// While nodes still report, it is not over: a fleet of thousands takes longer. It is when no probe has found
 	// more of them for fleetPause, which is two periods of the readiness probe, or after fleetBound in all: a
 	// fifth of the time after which the Deployment's rolling update counts as failed (progressDeadlineSeconds).

@@ -131,8 +131,8 @@ func TestAReplicaWaitsWhileNodesStillReport(t *testing.T) {
 		"one is down":                   {{3 * second, 40, true}, {5 * second, 1, true}, {fleetTimeout - 1, 1, true}, {fleetTimeout, 1, false}},
 		"they report for half a minute": {{3 * second, 5000, true}, {13 * second, 3000, true}, {22 * second, 1000, true}, {31 * second, 1, true}, {36 * second, 0, false}},
 		"they do, but for one":          {{3 * second, 5000, true}, {13 * second, 3000, true}, {22 * second, 1, true}, {31 * second, 1, true}, {32 * second, 1, false}},
-		"nodes come and go":             {{3 * second, 4, true}, {8 * second, 3, true}, {13 * second, 4, true}, {18 * second, 3, false}},
-		"more are added":                {{3 * second, 4, true}, {13 * second, 6, true}, {15 * second, 5, false}},
+		"nodes come and go":             {{3 * second, 4, true}, {8 * second, 3, true}, {13 * second, 4, true}, {fleetTimeout, 3, false}},
+		"more are added":                {{3 * second, 4, true}, {13 * second, 6, true}, {fleetTimeout, 5, false}},
 		"there is no end":               {{3 * second, 5000, true}, {fleetBound - 2*second, 100, true}, {fleetBound - 1, 99, true}, {fleetBound, 98, false}},
 	} {
 		var r readiness
