@@ -61,7 +61,7 @@ func metrics(t *testing.T) map[string][]reference.Metric {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(found) < 60 {
+	if len(found) < 40 {
 		t.Fatalf("only %d metrics were found", len(found))
 	}
 	return found

@@ -15,18 +15,25 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// byPrograms are the directories that programs of the image use, which no flag names, by container.
+// byPrograms are the files and directories that programs use and that the reference of flags does not name, by container.
 var byPrograms = map[string][]string{
 	"lvmd": {
-		"/dev",     // the devices of volume groups and volumes
-		"/run/lvm", // LVM's state while it runs
-		"/tmp",     // temporary files
+		"/dev",                         // the devices of volume groups and volumes
+		"/run/lvm",                     // LVM's state while it runs
+		"/run/lock/lvm",                // LVM's locks, and lvmd's
+		"/etc/carve/uplink/ca.crt",     // the CA of the controller's certificate
+		"/var/run/secrets/carve/token", // the token for the controller
+		"/tmp",                         // temporary files
 	},
 	"node": {
-		"/dev",            // the volumes' devices
+		"/dev",          // the volumes' devices
+		"/csi/csi.sock", // the socket that the kubelet calls
+		"/registration", // where the kubelet looks for plugins
+		"/run/carve/lvmd.sock",
 		"/run/cryptsetup", // cryptsetup's locks
 		"/tmp",            // temporary files
 	},
+	"io-limits": {"/host/cgroup", "/run/carve-io-limits"},
 }
 
 // flagRow is a flag in a page of docs/reference, which is generated from the program's code.
@@ -100,9 +107,8 @@ func TestTheAgentsMountsAreWhatItsProgramsNeed(t *testing.T) {
 func checkMounts(t *testing.T, c *corev1.Container, volumes map[string]corev1.Volume) {
 	t.Helper()
 	flags := flagsOf(t, c)
-	kubelet, socket := flags["kubelet-dir"], flags["kubelet-socket-path"]
-	delete(flags, "kubelet-dir")
-	delete(flags, "kubelet-socket-path") // paths of the host
+	kubelet := flags["kubelet-dir"]
+	delete(flags, "kubelet-dir") // a path of the host
 	needed := slices.Clone(byPrograms[c.Name])
 	for name, value := range flags {
 		if !strings.HasPrefix(value, "/") {
@@ -142,8 +148,8 @@ func checkMounts(t *testing.T, c *corev1.Container, volumes map[string]corev1.Vo
 		if want := isOnlyRead(c, m, v, flags); m.ReadOnly != want {
 			t.Errorf("container %s: %s is read-only: %t, want %t", c.Name, m.MountPath, m.ReadOnly, want)
 		}
-		if inside, ok := strings.CutPrefix(flags["csi-socket"], m.MountPath+"/"); ok && socket != v.HostPath.Path+"/"+inside {
-			t.Errorf("container %s: the kubelet finds no socket at %s: it is %s of %s", c.Name, socket, inside, v.HostPath.Path)
+		if want := kubelet + "/plugins/carve.csi.local"; m.MountPath == "/csi" && v.HostPath.Path != want {
+			t.Errorf("container %s: the kubelet looks for the socket in %s: it is in %s", c.Name, want, v.HostPath.Path)
 		}
 	}
 	if kubelet != "" {
