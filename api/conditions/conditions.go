@@ -8,23 +8,17 @@ import "slices"
 
 // Types of conditions of device classes and volumes, as lvmd reports them.
 const (
-	CheckNeeded          = "CheckNeeded"
 	ConfigurationRefused = "ConfigurationRefused"
 	ContentsNotFound     = "ContentsNotFound"
-	Converting           = "Converting"
 	Degraded             = "Degraded"
 	DeletionWaits        = "DeletionWaits"
 	DiskErrors           = "DiskErrors"
 	DuplicateDevice      = "DuplicateDevice"
 	Failed               = "Failed"
 	HasDependents        = "HasDependents"
-	HealthUnknown        = "HealthUnknown"
 	Inactive             = "Inactive"
-	InvalidSnapshot      = "InvalidSnapshot"
-	Merging              = "Merging"
-	MergeFailed          = "MergeFailed"
+	LVMBusy              = "LVMBusy"
 	MetadataFull         = "MetadataFull"
-	Mismatches           = "Mismatches"
 	MissingDevice        = "MissingDevice"
 	NotPersistentMemory  = "NotPersistentMemory"
 	NotResponding        = "NotResponding"
@@ -41,14 +35,9 @@ const (
 	PoolQueuesWhenFull   = "PoolQueuesWhenFull"
 	PoolReadOnly         = "PoolReadOnly"
 	ReadOnly             = "ReadOnly"
-	RefreshNeeded        = "RefreshNeeded"
-	ReshapeLeftovers     = "ReshapeLeftovers"
-	Reshaping            = "Reshaping"
-	StateUnknown         = "StateUnknown"
 	Suspended            = "Suspended"
 	TooFewDevices        = "TooFewDevices"
 	TooManyVolumes       = "TooManyVolumes"
-	UnknownTarget        = "UnknownTarget"
 	VolumeGroupChanged   = "VolumeGroupChanged"
 	VolumeGroupForeign   = "VolumeGroupForeign"
 	VolumeGroupImitated  = "VolumeGroupImitated"
@@ -57,7 +46,6 @@ const (
 	VolumeGroupReplaced  = "VolumeGroupReplaced"
 	VolumeGroupUnfit     = "VolumeGroupUnfit"
 	VolumesLeftAlone     = "VolumesLeftAlone"
-	WriteCacheErrors     = "WriteCacheErrors"
 )
 
 // Types of conditions that the node plugin finds on a volume.
@@ -115,28 +103,22 @@ var (
 
 // All are all conditions, sorted by type.
 var All = []Condition{
-	{CheckNeeded, ofVolume, nil, "The metadata of the volume's pool or cache had an error.", "Deactivate it and run `lvconvert --repair`."},
 	{ConfigurationRefused, ofClass, nil, "The configuration file is not in force; the one before it is.", "Read the message or lvmd's log, and correct the file."},
 	{ContentsNotFound, ofVolume, ofVolume, "Whether the volume was ever handed out is not known, as the journal was lost or is older than the volume, and what should be on it is not found. It is kept as it is, neither handed out nor formatted.", "Restore its file system or header and restart the agent; delete the volume only if its data is not needed."},
-	{Converting, ofVolume, nil, "An `lvconvert` changes the volume's layout.", "Wait for it."},
 	{Degraded, ofBoth, nil, "Devices of a RAID volume, or of a RAID thin pool, failed or are missing. The data is on the others.", "[Replace the disk](../how-to/troubleshooting.md#condition-degraded-a-raid-disk-failed)."},
 	{DeletionWaits, ofClass, nil, "Deleted volumes are neither wiped nor removed, for logical volumes that depend on them and were made after the deletion.", "[Remove what the message names](../how-to/troubleshooting.md#condition-hasdependents-a-volume-is-not-deleted)."},
 	{DiskErrors, ofClass, nil, "A disk of the volume group failed a request within the last minute.", "Look at `dmesg` and `smartctl`."},
 	{DuplicateDevice, ofClass, ofClass, "A physical volume of the group is on two devices: one is a copy of the other, both lead to one disk, or both are members of an array that does not run. Nothing in the group is changed or activated until one is gone.", "[Find out which one is the copy](../how-to/troubleshooting.md#duplicatedevice-a-disk-and-its-copy)."},
-	{Failed, ofVolume, ofVolume, "The volume answers no I/O, because its pool or cache failed.", "Repair the pool or cache (`lvconvert --repair`)."},
+	{Failed, ofVolume, ofVolume, "The volume answers no I/O, because its pool or cache failed, or because it is a snapshot with a size of its own, which lvmd does not make, and overflowed.", "Repair the pool or cache (`lvconvert --repair`). Remove the snapshot: what it held is lost."},
 	{FileSystemErrors, ofVolume, nil, "The kernel found errors in the file system, which takes no writes until it was checked.", "Delete the Pods that use it: the next staging checks it."},
 	{FileSystemFailed, ofVolume, nil, "The file system answers with I/O errors.", "Look at the disk (`dmesg`), then delete the Pods that use the volume."},
 	{FileSystemReadOnly, ofVolume, nil, "Errors made the kernel remount the file system read-only.", "Delete the Pods that use it: the next staging checks it."},
 	{FileSystemWarnings, ofVolume, nil, "The file system met errors, mostly I/O errors, and goes on: ext4's `warning_count` since the mount, btrfs' `device stats`.", "Look at the disk. btrfs forgets its counts with `btrfs device stats --reset`."},
 	{HasDependents, ofVolume, nil, "A logical volume that an administrator made depends on the volume, such as a snapshot or a cache. The volume can be neither deleted nor grown.", "[Remove what the message names](../how-to/troubleshooting.md#condition-hasdependents-a-volume-is-not-deleted)."},
-	{HealthUnknown, ofVolume, nil, "LVM does not know the volume's health.", "Look at `dmesg` and `dmsetup status`."},
 	{IOLimitsNotApplied, ofVolume, nil, "A Pod that uses the volume is not held to its I/O limits; the message says why.", "[Install the component, or give the node what it lacks](../how-to/io-limits.md#limits-that-are-not-applied)."},
 	{Inactive, ofVolume, ofVolume, "The volume has no device, or one without a table.", "lvmd tries again what it could not activate; else `vgchange --activate y VG`, or restart the agent."},
-	{InvalidSnapshot, ofVolume, ofVolume, "A snapshot with a size of its own, which lvmd does not make, overflowed.", "`lvs VG` shows it: what it held is lost. Remove it."},
-	{MergeFailed, ofVolume, nil, "An `lvconvert --merge` failed; the volume's contents may have changed in part.", "Look at `dmesg`; restore the data."},
-	{Merging, ofVolume, nil, "An `lvconvert --merge` is under way; the volume's contents change.", "Wait for it."},
+	{LVMBusy, ofBoth, nil, "LVM reports a state that a command of an administrator began or should end: a conversion, a merge, a difference between copies, a refresh or repair that is due. Or it does not know the volume's state.", "Wait for the command that the message names, or run it."},
 	{MetadataFull, ofClass, nil, "The volume group's metadata area is full: no more volumes fit.", "Delete claims that are not needed. If lvmd's log says that deleted volumes cannot be marked, there is not even space for that: find with `lvs --all -o +lv_tags VG` a tag or a volume that is neither Carve's nor needed, and take it away (`lvchange --deltag`, `lvremove`); the deletions go on. Where that is not enough, use another group, made with a larger area (`vgcreate --metadatasize`)."},
-	{Mismatches, ofBoth, nil, "A check (`lvchange --syncaction check`) found copies or parity that differ.", "`lvchange --syncaction repair VG/VOLUME`."},
 	{MissingDevice, ofBoth, ofVolume, "A disk is lost. LVM changes nothing in the group meanwhile.", "[Bring the disk back, or give it up](../how-to/troubleshooting.md#a-disk-is-lost-or-a-volume-group-is-missing)."},
 	{MountedElsewhere, ofVolume, nil, "No Pod uses the volume, and something has it mounted. It can be neither staged nor deleted.", "[Restart the container that the message names](../how-to/troubleshooting.md#failedmount-still-mounted-elsewhere-on-the-node)."},
 	{NotPersistentMemory, ofClass, ofNew, "A class with `medium: pmem` has a group that is not on persistent memory, or is not aligned to 2 MiB. Volumes that exist are served.", "Name a group in the class that was made as [the guide](../how-to/persistent-memory.md) says."},
@@ -154,14 +136,9 @@ var All = []Condition{
 	{PoolQueuesWhenFull, ofClass, nil, "Writes to a full pool wait before they fail.", "`lvchange --errorwhenfull y VG/POOL`."},
 	{PoolReadOnly, ofBoth, nil, "The pool's metadata cannot be written. All its volumes are read-only.", "[Repair the pool](../how-to/thin.md#repair-a-pool)."},
 	{ReadOnly, ofBoth, nil, "The volume was made read-only, or its group is read-only or exported.", "`lvchange --permission rw VG/VOLUME`; `vgimport` for an exported group."},
-	{RefreshNeeded, ofVolume, nil, "A device of the volume came back, or had write errors.", "`lvchange --refresh VG/VOLUME`."},
-	{ReshapeLeftovers, ofVolume, nil, "An `lvconvert` is done and left devices over.", "The same `lvconvert` again removes them."},
-	{Reshaping, ofVolume, nil, "An `lvconvert` changes the volume's layout.", "Wait for it."},
-	{StateUnknown, ofVolume, nil, "LVM could not ask the kernel for the volume's state.", "Look at `dmesg` and `dmsetup status`."},
 	{Suspended, ofVolume, ofVolume, "The kernel holds back the volume's I/O.", "lvmd resumes what its own commands left suspended; else `dmsetup resume`."},
 	{TooFewDevices, ofClass, ofNew, "The group has fewer devices than a volume of the class needs. Volumes that exist are served.", "`vgextend`, or another layout."},
 	{TooManyVolumes, ofClass, nil, "The group has as many logical volumes as its limit allows.", "`vgchange --logicalvolume 0 VG`."},
-	{UnknownTarget, ofVolume, nil, "LVM does not know the kind of the volume's device.", "Look at `dmsetup status`."},
 	{UnmountFails, ofVolume, nil, "The volume cannot be unmounted from a Pod that has ended, mostly for what is mounted in it; the Pod stays Terminating.", "[Remove what the message names](../how-to/troubleshooting.md#condition-unmountfails-a-pod-stays-terminating)."},
 	{VolumeGroupChanged, ofClass, nil, "When lvmd started, it took or made a volume group in place of the former one, which had no volumes or was given up. The condition lasts an hour.", "If that is wrong, [bring the former group back](../how-to/troubleshooting.md#volumegroupchanged-another-group-is-used)."},
 	{VolumeGroupForeign, ofClass, ofClass, "The volume group is there, with a system ID or a lock type for which LVM lets only other machines use it.", "If it is this node's, take off what the message names; else give the class a group of another name."},
@@ -171,5 +148,4 @@ var All = []Condition{
 	{VolumeGroupReplaced, ofClass, ofClass, "Another volume group has the name, or the group has none of its disks, or none of its volumes, any more. It is not used.", "[Detach it, rename it, or accept it](../how-to/troubleshooting.md#volumegroupreplaced-another-group-has-the-name)."},
 	{VolumeGroupUnfit, ofClass, ofNew, "The volume group's extents are too small for the layout of the class. Volumes that exist are served.", "Correct the class; or `vgchange --physicalextentsize 4m VG`, which needs no restart."},
 	{VolumesLeftAlone, ofClass, nil, "Volumes have tags of Carve that this version cannot read; the message says why. They are neither used nor removed.", "[Install the later version again](../how-to/upgrade.md#go-back); else correct the tags (`lvchange --addtag`, `--deltag`)."},
-	{WriteCacheErrors, ofVolume, nil, "A write cache that an administrator added had an error.", "Look at the cache's disk."},
 }

@@ -46,7 +46,7 @@ func TestTheTableIsSortedAndWhole(t *testing.T) {
 
 func TestWhatMakesAVolumeOrAClassUnusable(t *testing.T) {
 	for subject, want := range map[Subject][]string{
-		Volume: {ContentsNotFound, Failed, Inactive, InvalidSnapshot, MissingDevice, PoolFailed, PoolInactive, PoolMissing, Suspended, VolumeGroupMissing},
+		Volume: {ContentsNotFound, Failed, Inactive, MissingDevice, PoolFailed, PoolInactive, PoolMissing, Suspended, VolumeGroupMissing},
 		Class:  {DuplicateDevice, NotResponding, PoolFailed, PoolInactive, PoolMissing, VolumeGroupForeign, VolumeGroupMissing, VolumeGroupOutdated, VolumeGroupReplaced},
 		// What stops a class stops its new volumes as well.
 		NewVolume: {NotPersistentMemory, PoolKeepsOldData, TooFewDevices, VolumeGroupUnfit},

@@ -144,10 +144,10 @@ func TestHealth(t *testing.T) {
 	t.Run("reports lvmd's conditions", func(t *testing.T) {
 		f := newFixture(t)
 		v := f.alter(f.volume("a", "ext4"), func(v *lvmdv1.Volume) {
-			v.Conditions = []*lvmdv1.Condition{{Type: "RefreshNeeded", Message: "m"}, {Type: "MissingDevice"}}
+			v.Conditions = []*lvmdv1.Condition{{Type: "LVMBusy", Message: "m"}, {Type: "MissingDevice"}}
 		})
 		got := health(f, v)
-		if len(got) != 2 || got[0].GetReason() != "RefreshNeeded" || got[0].GetMessage() != "m" ||
+		if len(got) != 2 || got[0].GetReason() != "LVMBusy" || got[0].GetMessage() != "m" ||
 			got[0].GetStatus() != csi.VolumeHealthErrorType_DEGRADED || got[1].GetStatus() != csi.VolumeHealthErrorType_INACCESSIBLE {
 			t.Errorf("got %v", got)
 		}

@@ -228,7 +228,7 @@ func TestRAIDReportsWhatBecomesOfItsImages(t *testing.T) {
 	}{
 		{lvm.RAIDStatus{Images: 3, Behind: 1, Action: "recover"}, "OutOfSync"},
 		{lvm.RAIDStatus{Images: 3, Failed: 1, Action: "idle"}, "Degraded"},
-		{lvm.RAIDStatus{Images: 3, Mismatches: 8, Action: "idle"}, "Mismatches"},
+		{lvm.RAIDStatus{Images: 3, Mismatches: 8, Action: "idle"}, "LVMBusy"},
 		{lvm.RAIDStatus{Images: 3, Action: "check"}, ""},
 	} {
 		m.fake.SetRAIDStatus(testGroup, v.GetId(), c.status)

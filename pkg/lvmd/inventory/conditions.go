@@ -32,6 +32,20 @@ func condition(kind, format string, args ...any) *lvmdv1.Condition {
 	return &lvmdv1.Condition{Type: kind, Message: fmt.Sprintf(format, args...)}
 }
 
+// oneOfEachType joins the messages of conditions that have one type.
+func oneOfEachType(all []*lvmdv1.Condition) []*lvmdv1.Condition {
+	var joined []*lvmdv1.Condition
+	for _, c := range all {
+		i := slices.IndexFunc(joined, func(o *lvmdv1.Condition) bool { return o.GetType() == c.GetType() })
+		if i < 0 {
+			joined = append(joined, c)
+			continue
+		}
+		joined[i] = condition(c.GetType(), "%s; %s", joined[i].GetMessage(), c.GetMessage())
+	}
+	return joined
+}
+
 // A finding is a condition that a letter of lv_attr makes of a volume.
 type finding struct{ kind, message string }
 
@@ -55,30 +69,30 @@ type finding struct{ kind, message string }
 //   - 10, k: the administrator who set it does not want it active; then it is Inactive.
 var (
 	typeFindings = map[byte]finding{
-		'O': {conditions.Merging, "a snapshot is being merged into the volume"},
-		'S': {conditions.Merging, "the volume is being merged into the one that it is a snapshot of"},
-		'c': {conditions.Converting, "how the volume lies is being changed (lvconvert)"},
+		'O': {conditions.LVMBusy, "a snapshot is being merged into the volume: wait for it (lvconvert --merge)"},
+		'S': {conditions.LVMBusy, "the volume is being merged into the one that it is a snapshot of: wait for it (lvconvert --merge)"},
+		'c': {conditions.LVMBusy, "how the volume lies is being changed: wait for it (lvconvert)"},
 	}
 	activationFindings = map[lvm.Activation]finding{
-		lvm.InvalidSnapshot:   {conditions.InvalidSnapshot, "the snapshot overflowed and holds nothing that can be used"},
-		lvm.MergeFailed:       {conditions.MergeFailed, "merging a snapshot into the volume failed"},
-		lvm.CheckNeeded:       {conditions.CheckNeeded, "the metadata of its pool had an error and must be checked (lvconvert --repair)"},
-		lvm.UnknownActivation: {conditions.StateUnknown, "LVM could not ask the kernel for the volume's state"},
+		lvm.InvalidSnapshot:   {conditions.Failed, "the snapshot overflowed and holds nothing that can be used: remove it (lvremove)"},
+		lvm.MergeFailed:       {conditions.LVMBusy, "merging a snapshot into the volume failed, which may have changed a part of it: look at dmesg, restore the data (lvconvert --merge)"},
+		lvm.CheckNeeded:       {conditions.LVMBusy, "the metadata of its pool or cache had an error: deactivate that and repair it (lvconvert --repair)"},
+		lvm.UnknownActivation: {conditions.LVMBusy, "LVM could not ask the kernel for the volume's state: look at dmesg and dmsetup status"},
 	}
 	targetFindings = map[byte]finding{
-		'u': {conditions.UnknownTarget, "LVM does not know the kind of device that the kernel has for the volume"},
+		'u': {conditions.LVMBusy, "LVM does not know the kind of device that the kernel has for the volume: look at dmsetup status"},
 	}
 	healthFindings = map[lvm.Health]finding{
 		lvm.Partial:          {conditions.MissingDevice, "a device that the volume lies on is missing"},
-		lvm.RefreshNeeded:    {conditions.RefreshNeeded, "a device of the volume came back or had write errors"},
-		lvm.MismatchesExist:  {conditions.Mismatches, "a check found copies or parity that differ"},
-		lvm.Reshaping:        {conditions.Reshaping, "how the volume lies is being changed (lvconvert)"},
-		lvm.ReshapeRemoved:   {conditions.ReshapeLeftovers, "devices are left over from a change of how the volume lies; the same lvconvert again removes them"},
+		lvm.RefreshNeeded:    {conditions.LVMBusy, "a device of the volume came back or had write errors: refresh it (lvchange --refresh)"},
+		lvm.MismatchesExist:  {conditions.LVMBusy, "a check found copies or parity that differ: repair them (lvchange --syncaction repair)"},
+		lvm.Reshaping:        {conditions.LVMBusy, "how the volume lies is being changed: wait for it (lvconvert)"},
+		lvm.ReshapeRemoved:   {conditions.LVMBusy, "devices are left over from a change of how the volume lies; the same lvconvert again removes them"},
 		lvm.Failed:           {conditions.Failed, "the volume answers no more I/O"},
 		lvm.OutOfDataSpace:   {conditions.PoolFull, "its pool is full: writes to new blocks fail"},
 		lvm.MetadataReadOnly: {conditions.PoolReadOnly, "the metadata of its pool cannot be written"},
-		lvm.WriteCacheError:  {conditions.WriteCacheErrors, "its write cache had an error"},
-		lvm.UnknownHealth:    {conditions.HealthUnknown, "LVM does not know the volume's health"},
+		lvm.WriteCacheError:  {conditions.LVMBusy, "its write cache had an error: look at the cache's disk (dmesg)"},
+		lvm.UnknownHealth:    {conditions.LVMBusy, "LVM does not know the volume's health: look at dmesg and dmsetup status"},
 	}
 )
 
@@ -125,7 +139,7 @@ func RAIDConditions(s lvm.RAIDStatus) []*lvmdv1.Condition {
 			s.Action, tenths*step))
 	}
 	if s.Mismatches > 0 && s.Action != "check" && s.Action != "repair" {
-		c = append(c, condition(conditions.Mismatches, "a check found %d sectors in which copies or parity differ", s.Mismatches))
+		c = append(c, condition(conditions.LVMBusy, "a check found %d sectors in which copies or parity differ: repair them (lvchange --syncaction repair)", s.Mismatches))
 	}
 	return c
 }

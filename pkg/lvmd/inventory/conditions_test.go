@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/layout"
 	"github.com/carve-csi/carve/pkg/must"
@@ -18,7 +19,7 @@ func TestEveryLetterOfTheAttributesMakesItsCondition(t *testing.T) {
 	for position, letters := range []map[byte]string{
 		{
 			'-': "", 'C': "", 'm': "", 'M': "", 'o': "", 'g': "", 'r': "", 'R': "", 's': "", 'p': "", 'v': "", 'i': "", 'I': "", 'l': "",
-			'V': "", 't': "", 'T': "", 'd': "", 'D': "", 'e': "", 'O': "Merging", 'S': "Merging", 'c': "Converting",
+			'V': "", 't': "", 'T': "", 'd': "", 'D': "", 'e': "", 'O': "LVMBusy", 'S': "LVMBusy", 'c': "LVMBusy",
 		},
 		{'w': "", 'r': "ReadOnly", 'R': "ReadOnly"},
 		{'a': "", 'c': "", 'i': "", 'l': "", 'n': "", 'A': "", 'C': "", 'I': "", 'L': "", 'N': ""},
@@ -26,15 +27,15 @@ func TestEveryLetterOfTheAttributesMakesItsCondition(t *testing.T) {
 		{
 			// Of these the device is asked itself.
 			'-': "", 'a': "", 's': "", 'd': "", 'i': "", 'h': "",
-			'I': "InvalidSnapshot", 'S': "InvalidSnapshot", 'm': "MergeFailed", 'M': "MergeFailed",
-			'c': "CheckNeeded", 'C': "CheckNeeded", 'X': "StateUnknown",
+			'I': "Failed", 'S': "Failed", 'm': "LVMBusy", 'M': "LVMBusy",
+			'c': "LVMBusy", 'C': "LVMBusy", 'X': "LVMBusy",
 		},
 		{'-': "", 'o': "", 'X': ""},
-		{'-': "", 'C': "", 'm': "", 'r': "", 's': "", 't': "", 'v': "", 'u': "UnknownTarget"},
+		{'-': "", 'C': "", 'm': "", 'r': "", 's': "", 't': "", 'v': "", 'u': "LVMBusy"},
 		{'-': "", 'z': ""},
 		{
-			'-': "", 'w': "", 'p': "MissingDevice", 'r': "RefreshNeeded", 'm': "Mismatches", 's': "Reshaping", 'R': "ReshapeLeftovers",
-			'F': "Failed", 'D': "PoolFull", 'M': "PoolReadOnly", 'E': "WriteCacheErrors", 'X': "HealthUnknown",
+			'-': "", 'w': "", 'p': "MissingDevice", 'r': "LVMBusy", 'm': "LVMBusy", 's': "LVMBusy", 'R': "LVMBusy",
+			'F': "Failed", 'D': "PoolFull", 'M': "PoolReadOnly", 'E': "LVMBusy", 'X': "LVMBusy",
 		},
 		{'-': "", 'k': ""},
 	} {
@@ -59,17 +60,24 @@ func TestWhatTheKernelSaysOfAVolumeCounts(t *testing.T) {
 	}{
 		{"suspended when LVM looked, not now", "-wi-s-----", layout.Layout{}, lvm.Device{}, true, nil},
 		{"suspended now", "-wi-a-----", layout.Layout{}, lvm.Device{Suspended: true}, true, []string{"Suspended"}},
-		{"an invalid snapshot that is suspended", "swi-S-s---", layout.Layout{}, lvm.Device{Suspended: true}, true, []string{"Suspended", "InvalidSnapshot"}},
+		{"an invalid snapshot that is suspended", "swi-S-s---", layout.Layout{}, lvm.Device{Suspended: true}, true, []string{"Suspended", "Failed"}},
 		{"no device", "-wi-a-----", layout.Layout{}, lvm.Device{}, false, []string{"Inactive"}},
 		{"a device without a table", "-wi-d-----", layout.Layout{}, lvm.Device{}, false, []string{"Inactive"}},
 		{"RAID that wanted a refresh", "rwi-a-r-r-", raid, lvm.Device{}, true, nil},
 		{"RAID with mismatches", "rwi-a-r-m-", raid, lvm.Device{}, true, nil},
 		{"RAID without a device", "rwi-a-r-p-", raid, lvm.Device{}, true, []string{"MissingDevice"}},
-		{"RAID that is reshaped", "rwi-a-r-s-", raid, lvm.Device{}, true, []string{"Reshaping"}},
+		{"RAID that is reshaped", "rwi-a-r-s-", raid, lvm.Device{}, true, []string{"LVMBusy"}},
 	} {
 		if got := conditionsOfAttr(t, c.attr, c.layout, c.device, c.active); !slices.Equal(got, c.want) {
 			t.Errorf("%s: conditions %q, want %q", c.name, got, c.want)
 		}
+	}
+}
+
+func TestConditionsOfOneTypeAreJoined(t *testing.T) {
+	got := oneOfEachType([]*lvmdv1.Condition{{Type: "LVMBusy", Message: "a"}, {Type: "ReadOnly", Message: "b"}, {Type: "LVMBusy", Message: "c"}})
+	if want := []*lvmdv1.Condition{{Type: "LVMBusy", Message: "a; c"}, {Type: "ReadOnly", Message: "b"}}; !sameConditions(got, want) {
+		t.Errorf("got %v, want %v", got, want)
 	}
 }
 

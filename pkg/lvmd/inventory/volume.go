@@ -200,7 +200,7 @@ func (v *recorded) notEncrypted(field string) error {
 	return nil
 }
 
-// allConditions are the volume's own conditions and those of its pool.
+// allConditions are the volume's own conditions and those of its pool, one of each type.
 func (v *Volume) allConditions() []*lvmdv1.Condition {
 	all := slices.Concat(v.conditions, v.raid)
 	if v.pool != nil {
@@ -209,7 +209,7 @@ func (v *Volume) allConditions() []*lvmdv1.Condition {
 	if v.rec.Phase == spec.Unfinished {
 		all = append(all, condition(conditions.ContentsNotFound, "%s", contentsNotFound(v)))
 	}
-	return all
+	return oneOfEachType(all)
 }
 
 // lookup finds a volume, or a snapshot, by exactly one of id and name. Tombstones are not found.
