@@ -238,26 +238,27 @@ func (d *disks) poolStatus(group, pool string) (device, params string, err error
 	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
 	defer cancel()
 	s, err := blockdev.Do(ctx, &d.reads, group+"/"+pool, func(string) (status, error) {
-		device, params, err := dmPoolStatus(group, pool)
+		device, params, err := readPoolStatus(dmTableStatus, group, pool)
 		return status{device, params}, err
 	})
 	return s.device, s.params, err
 }
 
-// dmPoolStatus is poolStatus without a deadline. The pool has a device of its own, below that of the pool's
-// name, except while LVM has made no volume in it yet.
-func dmPoolStatus(group, pool string) (device, params string, err error) {
+// readPoolStatus is poolStatus without a deadline; read returns a device's target and status. The pool has a
+// device of its own, below that of the pool's name, except while LVM has made no volume in it yet. It fails
+// with ErrNotFound, too, if LVM renames the device between the two reads.
+func readPoolStatus(read func(device string) (kind, params string, err error), group, pool string) (device, params string, err error) {
 	device = layout.DeviceName(group, pool) + "-tpool"
-	kind, params, err := dmTableStatus(device)
+	kind, params, err := read(device)
 	if errors.Is(err, ErrNotFound) {
 		device = layout.DeviceName(group, pool)
-		kind, params, err = dmTableStatus(device)
+		kind, params, err = read(device)
 	}
 	if err != nil {
 		return "", "", err
 	}
 	if kind != "thin-pool" {
-		return "", "", fmt.Errorf("device-mapper device %s is a %q, not a thin-pool", device, kind)
+		return "", "", fmt.Errorf("%w: device-mapper device %s is a %q, not a thin-pool", ErrNotFound, device, kind)
 	}
 	return device, params, nil
 }

@@ -1,6 +1,10 @@
 package lvm
 
-import "testing"
+import (
+	"errors"
+	"strings"
+	"testing"
+)
 
 func TestAPoolsStatusIsRead(t *testing.T) {
 	for _, c := range []struct {
@@ -27,5 +31,19 @@ func TestAPoolsStatusIsRead(t *testing.T) {
 				t.Errorf("got %+v, error %v; want %+v", got, err, c.want)
 			}
 		})
+	}
+}
+
+// TestPoolWhoseDeviceIsRenamedIsNotFound has LVM create the pool's first volume between the two reads: the
+// device of the pool's name is then one above the pool's own.
+func TestPoolWhoseDeviceIsRenamedIsNotFound(t *testing.T) {
+	read := func(device string) (kind, params string, err error) {
+		if strings.HasSuffix(device, "-tpool") {
+			return "", "", ErrNotFound
+		}
+		return "linear", "", nil
+	}
+	if _, _, err := readPoolStatus(read, "group", "pool"); !errors.Is(err, ErrNotFound) {
+		t.Errorf("got %v, want ErrNotFound", err)
 	}
 }
