@@ -74,7 +74,7 @@ var (
 		'c': {conditions.LVMBusy, "how the volume lies is being changed: wait for it (lvconvert)"},
 	}
 	activationFindings = map[lvm.Activation]finding{
-		lvm.InvalidSnapshot:   {conditions.Failed, "the snapshot overflowed and holds nothing that can be used: remove it (lvremove)"},
+		lvm.InvalidSnapshot:   {conditions.Failed, "the snapshot overflowed and holds nothing that can be used: look at it (lvs) and remove it (lvremove)"},
 		lvm.MergeFailed:       {conditions.LVMBusy, "lvconvert --merge failed and may have changed a part of the volume: look at dmesg, and restore the data"},
 		lvm.CheckNeeded:       {conditions.LVMBusy, "the metadata of its pool or cache had an error: deactivate that and repair it (lvconvert --repair)"},
 		lvm.UnknownActivation: {conditions.LVMBusy, "LVM could not ask the kernel for the volume's state: look at dmesg and dmsetup status"},
