@@ -96,7 +96,7 @@ type Publisher struct {
 	increaseSeen map[Key]time.Time
 }
 
-// Options say how a publisher works. All but Owner and TemplateLabel are required.
+// Options say how a publisher works. All but TemplateLabel are required.
 type Options struct {
 	// Namespace is where the objects are, Owner the Deployment that they belong to.
 	Namespace string
@@ -137,9 +137,7 @@ func (p *Publisher) Run(ctx context.Context) error {
 			},
 			DeleteFunc: func(node cache.DeletedObject[*v1.Node]) { p.NodeChanged(node.GetName()) },
 		}),
-	}
-	if p.Owner != nil {
-		handlers = append(handlers, cluster.On(p.Owner, cache.TypedResourceEventHandlerFuncs[*appsv1.Deployment]{
+		cluster.On(p.Owner, cache.TypedResourceEventHandlerFuncs[*appsv1.Deployment]{
 			AddFunc: func(*appsv1.Deployment) { p.allChanged() },
 			UpdateFunc: func(before, after *appsv1.Deployment) {
 				if before.UID != after.UID { // the watch was interrupted meanwhile
@@ -147,7 +145,7 @@ func (p *Publisher) Run(ctx context.Context) error {
 				}
 			},
 			DeleteFunc: func(cache.DeletedObject[*appsv1.Deployment]) { p.allChanged() },
-		}))
+		}),
 	}
 	stop, err := cluster.Watch(handlers...)
 	if err != nil {

@@ -46,7 +46,8 @@ func newPublisher(t *testing.T, object *storagev1.CSIStorageCapacity) (*Publishe
 	must.Succeed(t, c.Classes.GetIndexer().Add(&storagev1.StorageClass{Provisioner: names.Driver,
 		ObjectMeta: metav1.ObjectMeta{Name: "carve", Annotations: map[string]string{names.AnnotationTemplateCapacity: "big=5Gi"}}}))
 	available := cluster.NewAvailability(func(string) bool { return false }, scheduler.NewLedger(time.Now), func(string) {}, time.Now, log)
-	return New(c, Options{Namespace: "carve-system", Ledger: scheduler.NewLedger(time.Now), Available: available,
+	owner := must.Get(NewOwner(client, "carve-system"))(t)
+	return New(c, Options{Namespace: "carve-system", Owner: owner, Ledger: scheduler.NewLedger(time.Now), Available: available,
 		TemplateLabel: kindLabel, Metrics: NewMetrics(prometheus.NewRegistry())}), client
 }
 
