@@ -55,7 +55,7 @@ func NewRealMachine(t testing.TB, disk, medium string, classes ...string) *Machi
 apiVersion: carve.csi.local/v1
 kind: LvmdConfig
 deviceClasses:
-- {name: local, default: true, volumeGroup: %s, medium: %s}
+- {name: local, default: true, volumeGroup: %s, medium: %s, inlinePercent: 100}
 `, Group, medium)
 	for _, class := range classes {
 		content = fmt.Appendf(content, "- {volumeGroup: %s, %s}\n", Group, class)
