@@ -44,7 +44,7 @@ func TestTheReportOfANodeThatHasMoreThanANodeCanHoldIsRefused(t *testing.T) {
 			s.Put(&lvmdv1.Volume{Id: "v", Name: strings.Repeat("x", 17<<20)})
 		}, "more bytes in one message than"},
 		"fields, which take much more memory than they are long": {func(s *lvmdfake.Server) {
-			s.Put(&lvmdv1.Volume{Id: "v", Conditions: make([]*lvmdv1.Condition, 2_000_000)})
+			s.Put(&lvmdv1.Volume{Id: "v", Conditions: make([]*lvmdv1.Condition, 50*fleet.MaxVolumes)})
 		}, "more fields than"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -108,10 +108,10 @@ func TestWhatANodeReportsIsBoundedInAllThatItReported(t *testing.T) {
 func TestAnAnswerThatIsTooLargeIsRefusedAndTheCallMayHaveHappened(t *testing.T) {
 	h := newHarness(t)
 	s := h.node(t, "n")
-	s.Put(&lvmdv1.Volume{Id: "v", Name: "large", Conditions: make([]*lvmdv1.Condition, 500_000)})
+	s.Put(&lvmdv1.Volume{Id: "v", Name: "large", Conditions: make([]*lvmdv1.Condition, 50_000)})
 	vol, err := h.GetVolumeByName(testContext(t), "n", "large")
 	if status.Code(err) != codes.ResourceExhausted || !fleet.MayHaveHappened(err) {
-		t.Errorf("an answer of a megabyte: %d conditions, %v", len(vol.GetConditions()), err)
+		t.Errorf("an answer of 100 kB: %d conditions, %v", len(vol.GetConditions()), err)
 	}
 	s.Put(&lvmdv1.Volume{Id: "w", Name: "small", DeviceClass: "local"})
 	must.Get(h.GetVolumeByName(testContext(t), "n", "small"))(t)
@@ -121,7 +121,7 @@ func TestAnAnswerThatIsTooLargeIsRefusedAndTheCallMayHaveHappened(t *testing.T) 
 func TestTheAnswerToANewLeaderIsNotDecodedAndALargeOneNotRead(t *testing.T) {
 	h := newHarness(t)
 	s := h.node(t, "n")
-	s.SetClass("local", gib, make([]*lvmdv1.Condition, 500_000)...)
+	s.SetClass("local", gib, make([]*lvmdv1.Condition, 50_000)...)
 	must.Succeed(t, h.Announce(testContext(t), "n"))
 	// Decoded, this would have too many parts.
 	s.SetClass("local", gib, make([]*lvmdv1.Condition, 10_000)...)
