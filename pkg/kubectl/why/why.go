@@ -171,7 +171,7 @@ func volumeReason(f Facts, subject string, c Claim) (Reason, bool) {
 // unscheduled returns why the scheduler found no node.
 func unscheduled(f Facts, mine, known int) []Reason {
 	var reasons []Reason
-	if waiting := f.waiting(); len(waiting) > 0 && known == 0 {
+	if waiting := f.waiting(); len(waiting) > 0 {
 		if reason, ok := short(f, waiting); ok {
 			reasons = append(reasons, reason)
 		}
@@ -194,7 +194,7 @@ func unscheduled(f Facts, mine, known int) []Reason {
 // waiting are the claims of ours that have no volume and no node yet.
 func (f Facts) waiting() []Claim {
 	return slices.DeleteFunc(slices.Clone(f.Claims), func(c Claim) bool {
-		return c.Claim == nil || c.Volume != nil || !served(c) || c.Claim.Annotations[selectedNode] != ""
+		return c.Claim == nil || c.Claim.Spec.VolumeName != "" || c.Claim.DeletionTimestamp != nil || !served(c) || c.Claim.Annotations[selectedNode] != ""
 	})
 }
 

@@ -1,6 +1,7 @@
 package why
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -127,6 +128,26 @@ func TestExplain(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestNodesAreNamedBesideAnEventOfTheClaim(t *testing.T) {
+	f := facts()
+	f.Nodes[0].Largest["carve"] = 9 * gib
+	f.Claims[0].Events = []Event{{"ProvisioningFailed", "10Gi is not allowed"}}
+	got := Explain(f)
+	if len(got) < 2 || got[0].Subject != "claim/data" || got[1].Subject != "nodes" {
+		t.Errorf("want the claim's reason, then that of the nodes; got %+v", got)
+	}
+	for name, change := range map[string]func(*corev1.PersistentVolumeClaim){
+		"being deleted": func(c *corev1.PersistentVolumeClaim) { c.DeletionTimestamp = &metav1.Time{} },
+		"lost":          func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "pv" },
+	} {
+		f.Claims[0].Claim = f.Claims[0].Claim.DeepCopy()
+		change(f.Claims[0].Claim)
+		if got := Explain(f); slices.ContainsFunc(got, func(r Reason) bool { return r.Subject == "nodes" }) {
+			t.Errorf("a claim that is %s waits for no node; got %+v", name, got)
+		}
 	}
 }
 
