@@ -186,9 +186,36 @@ test-kubernetes: ## The tests of test-apiserver with older versions of Kubernete
 	  $(MAKE) test-apiserver KUBERNETES=$$version || failed=1; \
 	done; exit $$failed
 
+# Tests against real LVM that take long: variants of what other tests of test-vm show.
+LONG_VM   := ^Test(LVMKilledInTheMiddleOfACommandOn.*|LVMKilledWhile.*|LvmdKilledWhileAGroupIsMade|$\
+KilledBetweenTwoEffectsOnReal(Encrypted|RAID|Thin)Volumes|TheFreeSpaceOfRandomMachinesIsWhatLvmdSays|$\
+NoGenerationSeesAnEarlierOneWhateverItsLayout|PoolsGoOnWhateverAKilledCommandLeft|$\
+RAIDVolumesAreRepairedWhateverAKilledExtensionLeft|ACheckOfACacheThatTakesTooLongLeavesNothingInTheWay|$\
+ASlowCheckOfAThinPoolHoldsUpNothingElse|APoolThatWasCheckedIsNotCheckedByLVM|$\
+ThePoolsFlagAndDamageAreSeenBeforeItIsActivated|ACommandThatIsKilledOnAHangingDiskHoldsUpNoOtherGroup|$\
+ADamagedGroupOfOthersHoldsUpNoGroup|AnMkfsThatHangsInTheKernelHoldsUpNoOtherGroup|$\
+ADiskThatFailsNowAndThenLosesNothingAndOthersServe|AJournalThatIsRolledBackReformatsNoRealVolume|$\
+AVolumeThatLVMConverts.*|AGroupThatLVMHidesIsServedOnceItIsShown|OfCachesOnlyLeftoversOfOurVolumesAreRemoved|$\
+ManyRealSnapshotsAreDeletedAtOnceWhileOthersCreate|ARealPoolKeepsItsLayoutWhenItGrows)$$
+
+# Tests on a cluster that take long: of components and overlays, and of what test-vm or test-apiserver shows, too.
+LONG_E2E  := ^Test(Components|TheLoopAndLayoutsOverlaysServeVolumes|ANodeNeedsNoToolsAndNoWritableConfiguration|$\
+RunningPodsNoticeNothingOfNewAgents|AVolumeThatExistsIsGivenToAClaim|KubectlCarveAdoptsAVolumeOfAnotherDriver|$\
+VolumesComeBackAfterAPowerCut|APodLeavesANodeWhoseLVMHangs|AStatefulSetLeavesALostNodeWhereItsClassSaysSo|$\
+PodThatAsksForMoreThanAnyNodeHasWaitsUntilSpaceAppears|TheLimitOfANodeFollowsItsFreeSpace|$\
+BurstThatExactlyFillsTheNodesRunsWithOneFailureOfAPodAtMost|ARandomScenarioLosesAndLeaksNothing|$\
+ANodeIsRemovedWhilePodsWithMovableVolumesMove|APodWhoseSchedulerIsKilledRunsWhereItsMovableVolumeIs|$\
+ADeletedVolumeWaitsForAnAdministratorsSnapshot|AFrozenVolumeIsUsedByTheNextPod|$\
+AGroupThatAPodWritesIntoItsRawVolumeIsNotTheNodes)$$
+
 .PHONY: test-vm
 test-vm: ## Tests against real LVM, in virtual machines (MACHINES=n)
-	cd e2e && $(GO) run ./cmd/vmtest -machines $(MACHINES) -timeout 30m -with lvmd,node $(CHOSEN) $(VM_TESTS)
+	cd e2e && $(GO) run ./cmd/vmtest -machines $(MACHINES) -timeout 45m -with lvmd,node $(or $(CHOSEN),-skip '$(LONG_VM)') $(VM_TESTS)
+
+.PHONY: test-long
+test-long: ## The tests of test-vm and test-e2e that take long; part of soak
+	cd e2e && $(GO) run ./cmd/vmtest -machines $(MACHINES) -timeout 1h -with lvmd,node -run '$(LONG_VM)' $(VM_TESTS)
+	cd e2e && $(GO) test -tags e2e -count=1 -timeout 2h -parallel 4 -v -run '$(LONG_E2E)' ./tests
 
 .PHONY: test-powercut
 test-powercut: ## Cut the power of a virtual machine while lvmd changes volumes
@@ -230,7 +257,7 @@ SCHEDULES ?= 20
 SEED      ?= $(shell date +%s)
 
 .PHONY: soak
-soak: test-systemd test-pmem test-old-kernel test-arm64 test-upgrade test-prometheus test-kubelet-directory test-karpenter test-kubernetes test-scheduler ## What takes long: many power cuts, lvmd and LVM killed everywhere, random machines, lvmd under systemd, a cluster's random scenario (ROUNDS=n SCHEDULES=n SEED=n)
+soak: test-systemd test-long test-pmem test-old-kernel test-arm64 test-upgrade test-prometheus test-kubelet-directory test-karpenter test-kubernetes test-scheduler ## What takes long: many power cuts, lvmd and LVM killed everywhere, random machines, lvmd under systemd, a cluster's random scenario (ROUNDS=n SCHEDULES=n SEED=n)
 	cd e2e && $(GO) test -tags e2e -count=1 -timeout 6h -v ./powercut -args -rounds $(ROUNDS)
 	cd e2e && $(GO) run ./cmd/vmtest -timeout 8h -with lvmd -env CARVE_SOAK=1 -run 'Killed|RandomMachines|NoGeneration|RealFreeSpace' ../pkg/lvmd ../pkg/lvm
 	cd e2e && $(GO) run ./cmd/vmtest -timeout 8h -with lvmd,node -env CARVE_SOAK=1 -run 'IsKilled' ../pkg/driver
@@ -261,7 +288,7 @@ test-kubelet-directory: ## Install the chart for k0s, whose kubelet has another 
 
 .PHONY: test-e2e
 test-e2e: ## Tests on a real Kubernetes cluster (RUN=regexp chooses, KEEP=1 leaves the cluster up)
-	cd e2e && $(GO) test -tags e2e -count=1 -timeout 75m -parallel 4 -v $(or $(CHOSEN),-skip '^($(UPGRADE)|$(PROMETHEUS)|$(KUBELETDIR))$$') ./tests $(if $(KEEP),-args -keep)
+	cd e2e && $(GO) test -tags e2e -count=1 -timeout 75m -parallel 4 -v $(or $(CHOSEN),-skip '$(LONG_E2E)|^($(UPGRADE)|$(PROMETHEUS)|$(KUBELETDIR))$$') ./tests $(if $(KEEP),-args -keep)
 
 .PHONY: bench
 bench: bench-lvmd bench-node bench-io bench-controller bench-pod ## All measurements, each a ratio within one run

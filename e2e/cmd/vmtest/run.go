@@ -7,6 +7,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -140,6 +142,13 @@ func compileAll(ctx context.Context, o options, root, build string) ([]testPacka
 			if p.tests, err = chosen(ctx, p, build, o.run); err != nil {
 				return nil, err
 			}
+		}
+		if o.skip != "" {
+			skip, err := regexp.Compile(o.skip)
+			if err != nil {
+				return nil, fmt.Errorf("--skip: %w", err)
+			}
+			p.tests = slices.DeleteFunc(p.tests, skip.MatchString)
 		}
 		if len(p.tests) > 0 || o.bench != "" {
 			compiled = append(compiled, p)
