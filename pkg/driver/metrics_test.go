@@ -32,7 +32,7 @@ func stuck(t *testing.T, m *Metrics) float64 {
 func TestAToolThatIsNotGoneIsCounted(t *testing.T) {
 	m := NewMetrics()
 	started := filepath.Join(t.TempDir(), "started")
-	cmd := exec.Command("sh", "-c", `setsid sleep 10 & touch "$1"; sleep 3600`, "sh", started)
+	cmd := exec.Command("sh", "-c", `setsid sh -c 'touch "$1"; sleep 10' sh "$1" & sleep 3600`, "sh", started)
 	cmd.Stdout = &bytes.Buffer{}
 	p, err := command.Start(cmd)
 	if err != nil {
