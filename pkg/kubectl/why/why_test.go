@@ -143,7 +143,8 @@ func TestNodesAreNamedBesideAnEventOfTheClaim(t *testing.T) {
 		"being deleted": func(c *corev1.PersistentVolumeClaim) { c.DeletionTimestamp = &metav1.Time{} },
 		"lost":          func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "pv" },
 	} {
-		f.Claims[0].Claim = f.Claims[0].Claim.DeepCopy()
+		f := facts()
+		f.Nodes[0].Largest["carve"] = 9 * gib
 		change(f.Claims[0].Claim)
 		if got := Explain(f); slices.ContainsFunc(got, func(r Reason) bool { return r.Subject == "nodes" }) {
 			t.Errorf("a claim that is %s waits for no node; got %+v", name, got)
