@@ -5,31 +5,9 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
 	"github.com/carve-csi/carve/pkg/lvmd/volumegroup"
 )
-
-// makeFromSource is make for what is made of another volume. On failure nothing of
-// it is left, or a tombstone.
-func (s *creator) makeFromSource(ctx context.Context, v *inventory.Volume) error {
-	from := v.Source()
-	if !from.Snapshot {
-		return s.makeCopy(ctx, v)
-	}
-	if err := s.journal.PutVolume(v.Record()); err != nil {
-		v.DropCreation()
-		return err
-	}
-	s.crash("clone: intent written")
-	err := s.groups.Change(ctx, s.groups.Of(v), func(ctx context.Context) (inventory.Effect, error) {
-		return inventory.Snapshotted(v), s.lvm.Snapshot(volumegroup.ForClassOf(ctx, v), from.SnapshotOptions())
-	})
-	if errors.Is(err, lvm.ErrNotFound) {
-		err = &sourceVanishedError{from.Volume.ID(), err}
-	}
-	return s.made(ctx, v, err)
-}
 
 // sourceVanishedError is that of a source that vanished while something was made of it.
 type sourceVanishedError struct {
@@ -43,34 +21,25 @@ func (f *sourceVanishedError) Error() string {
 func (f *sourceVanishedError) Unwrap() error { return f.cause }
 
 // fillFrom brings a volume that LVM has made to what its source holds.
-func (s *creator) fillFrom(ctx context.Context, v *inventory.Volume) error {
+func (s *creator) fillFrom(ctx context.Context, v *inventory.Volume, from *inventory.Source) error {
 	if v.Ident().Snapshot {
 		return ctx.Err()
 	}
-	var known *lvm.Device
 	device, err := s.groups.Device(v)
-	if err == nil {
-		known = &device
-	}
-	from := v.ContinueFrom(known)
-	switch {
-	case from.Snapshot:
-		return s.enlarge(ctx, v, from, err)
-	case err == nil:
-		return s.copyFrom(ctx, v)
-	}
 	if err != nil {
 		return fmt.Errorf("the new volume's device: %w", err)
 	}
-	return ctx.Err()
+	v.SetDevice(device)
+	if from.Snapshot {
+		return s.enlarge(ctx, v)
+	}
+	return s.copyFrom(ctx, v, from)
 }
 
-// enlarge gives a volume that was made by a snapshot the rest of its size,
-// unless failed says that something went wrong before.
-func (s *creator) enlarge(ctx context.Context, v *inventory.Volume, from *inventory.Source, failed error) error {
-	defer from.AbandonEnlargement()
-	extents, err := from.Enlargement()
-	if err := errors.Join(failed, err, ctx.Err()); err != nil || extents == 0 {
+// enlarge gives a volume that was made by a snapshot the rest of its size.
+func (s *creator) enlarge(ctx context.Context, v *inventory.Volume) error {
+	extents, err := v.Enlargement()
+	if err := errors.Join(err, ctx.Err()); err != nil || extents == 0 {
 		return err
 	}
 	g := s.groups.Of(v)

@@ -49,43 +49,42 @@ const (
 // others open a raw volume all the same, and write to it; then the copy fails,
 // see unchanged. A copy that a restart of lvmd interrupts goes on after it if the
 // kernel says that nothing was written to the source meanwhile; else it is undone.
-func (s *creator) makeCopy(ctx context.Context, v *inventory.Volume) error {
-	if err := s.openSource(ctx, v); err != nil {
-		v.DropCreation()
+func (s *creator) makeCopy(ctx context.Context, v *inventory.Volume, from *inventory.Source) error {
+	if err := s.openSource(ctx, from); err != nil {
+		v.UndoCreation(false)
 		return err
 	}
-	return s.make(ctx, v)
+	defer from.Handle.Close()
+	return s.make(ctx, v, from)
 }
 
 // openSource opens the source of a copy.
-func (s *creator) openSource(ctx context.Context, v *inventory.Volume) error {
-	from := v.Source()
-	source := from.Volume
-	h, err := s.groups.Open(ctx, source)
+func (s *creator) openSource(ctx context.Context, from *inventory.Source) (err error) {
+	from.Handle, err = s.groups.Open(ctx, from.Volume)
 	if errors.Is(err, lvm.ErrBusy) {
-		return apierror.VolumeInUse(source.ID(), err)
+		return apierror.VolumeInUse(from.Volume.ID(), err)
 	}
 	if err != nil {
-		return fmt.Errorf("opening the source, volume %s: %w", source.ID(), err)
+		return fmt.Errorf("opening the source, volume %s: %w", from.Volume.ID(), err)
 	}
-	from.SetHandle(h)
 	return nil
 }
 
 // resume continues a copy that a previous run of lvmd left, after LVM has made the volume.
-func (s *creator) resume(v *inventory.Volume, op *inventory.Creation) {
-	s.begin(v, op, func(ctx context.Context, v *inventory.Volume) error {
-		err := s.openSource(ctx, v)
+func (s *creator) resume(a inventory.Admission) {
+	s.begin(a, func(ctx context.Context, v *inventory.Volume, from *inventory.Source) error {
+		err := s.openSource(ctx, from)
 		if err == nil {
-			err = s.finish(ctx, v)
+			defer from.Handle.Close()
+			err = s.finish(ctx, v, from)
 		}
 		return s.ended(v, err)
 	})
 }
 
 // copyFrom copies the source to a volume that LVM has made, durably.
-func (s *creator) copyFrom(ctx context.Context, v *inventory.Volume) error {
-	place, release, err := s.copying.Take(ctx, v.Group().Name(), volumegroup.Disks(s.lvm, v, v.Source().Volume))
+func (s *creator) copyFrom(ctx context.Context, v *inventory.Volume, from *inventory.Source) error {
+	place, release, err := s.copying.Take(ctx, v.Group().Name(), volumegroup.Disks(s.lvm, v, from.Volume))
 	if err != nil {
 		return err
 	}
@@ -94,17 +93,20 @@ func (s *creator) copyFrom(ctx context.Context, v *inventory.Volume) error {
 	if err != nil {
 		return fmt.Errorf("the new volume's device: %w", err)
 	}
-	c := newCopyRun(s, v, s.bound(to, v, place))
-	c.from.Handle = s.bound(c.from.Handle, c.from.Volume, place)
+	c := &copyRun{
+		creator: s, v: v, limit: from.Limit, to: s.bound(to, v, place),
+		source: from.Volume.ID(), from: s.bound(from.Handle, from.Volume, place),
+		since: from.Since, recorded: from.Copied, recordedAt: time.Now(), reported: time.Now(),
+	}
 	err = c.run(ctx)
 	if err = errors.Join(err, to.Close()); err != nil {
 		if errors.Is(err, unix.ENOSPC) {
-			return apierror.NoSpace("copying volume %s: %v", c.from.Volume.ID(), err)
+			return apierror.NoSpace("copying volume %s: %v", c.source, err)
 		}
 		if errors.Is(err, blockdev.ErrNotCounted) {
-			return apierror.WritesNotCounted(c.from.Volume.ID(), err)
+			return apierror.WritesNotCounted(c.source, err)
 		}
-		return fmt.Errorf("copying volume %s: %w", c.from.Volume.ID(), err)
+		return fmt.Errorf("copying volume %s: %w", c.source, err)
 	}
 	s.crash("clone: copied")
 	return nil
@@ -121,9 +123,12 @@ func (s *creator) bound(h blockdev.Handle, of *inventory.Volume, place *command.
 // copyRun copies a source to a volume, from the last record of progress on.
 type copyRun struct {
 	*creator
-	v    *inventory.Volume
-	from *inventory.Source
-	to   blockdev.Handle
+	v *inventory.Volume
+	// source is the id of the volume that is read from.
+	source   string
+	from, to blockdev.Handle
+	// limit limits the rate; nil is no limit.
+	limit *rate.Limiter
 	// since is how much was written to the source when its copy began.
 	since blockdev.WriteMark
 	// recorded is how much is copied durably, as the journal says, and recordedAt since when.
@@ -131,14 +136,6 @@ type copyRun struct {
 	recordedAt time.Time
 	// reported is when watchers were last notified.
 	reported time.Time
-}
-
-func newCopyRun(s *creator, v *inventory.Volume, to blockdev.Handle) *copyRun {
-	from := v.Source()
-	return &copyRun{
-		creator: s, v: v, from: from, to: to, since: from.Since, recorded: from.Copied,
-		recordedAt: time.Now(), reported: time.Now(),
-	}
 }
 
 func (c *copyRun) run(ctx context.Context) error {
@@ -152,11 +149,11 @@ func (c *copyRun) run(ctx context.Context) error {
 		return err
 	}
 	// What the volume has more than its source.
-	notZeroed := c.from.NotZeroed
-	if !c.from.MustBeZeroed {
+	notZeroed, all := c.v.NotZeroed()
+	if !all {
 		notZeroed = endsOf(notZeroed, headAndTail, c.to.Size())
 	}
-	if err := c.zero(ctx, c.to, notZeroed.Minus(zeroed.Span{From: 0, To: c.from.Handle.Size()})); err != nil {
+	if err := c.zero(ctx, c.to, notZeroed.Minus(zeroed.Span{From: 0, To: c.from.Size()})); err != nil {
 		return err
 	}
 	return c.to.Sync()
@@ -168,7 +165,7 @@ func (c *copyRun) start() error {
 	if c.recorded > 0 {
 		return c.unchanged()
 	}
-	err := c.from.Handle.CountWrites()
+	err := c.from.CountWrites()
 	if err == nil {
 		c.since, err = c.written()
 	}
@@ -178,10 +175,10 @@ func (c *copyRun) start() error {
 // written marks what was written to the source. What is read and was written before is not
 // in the page cache alone: reading past that writes it, and then it counts.
 func (c *copyRun) written() (blockdev.WriteMark, error) {
-	if err := c.from.Handle.Sync(); err != nil {
+	if err := c.from.Sync(); err != nil {
 		return blockdev.WriteMark{}, err
 	}
-	return c.from.Handle.Written()
+	return c.from.Written()
 }
 
 // unchanged fails when something was written to the source since its copy began: the copy
@@ -189,25 +186,25 @@ func (c *copyRun) written() (blockdev.WriteMark, error) {
 func (c *copyRun) unchanged() error {
 	now, err := c.written()
 	if err == nil && now != c.since {
-		err = apierror.VolumeWritten(c.from.Volume.ID())
+		err = apierror.VolumeWritten(c.source)
 	}
 	return err
 }
 
 func (c *copyRun) copyChunks(ctx context.Context) error {
-	c.from.Handle.Uncached()
+	c.from.Uncached()
 	c.to.Uncached()
-	size := c.from.Handle.Size()
+	size := c.from.Size()
 	buffer := make([]byte, copyChunk)
 	for off := c.recorded; off < size; off += copyChunk {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		chunk := buffer[:min(copyChunk, size-off)]
-		if err := waitFor(ctx, c.from.Limit, len(chunk)); err != nil {
+		if err := waitFor(ctx, c.limit, len(chunk)); err != nil {
 			return err
 		}
-		if _, err := c.from.Handle.ReadAt(chunk, off); err != nil {
+		if _, err := c.from.ReadAt(chunk, off); err != nil {
 			return fmt.Errorf("reading at byte %d: %w", off, err)
 		}
 		if err := writeChunk(c.to, chunk, off, c.v.IsThin()); err != nil {
@@ -221,25 +218,25 @@ func (c *copyRun) copyChunks(ctx context.Context) error {
 	return nil
 }
 
-// copied notes how much is copied, and from time to time makes it durable.
+// copied reports how much is copied, and from time to time makes it durable.
 func (c *copyRun) copied(bytes int64) error {
-	report := time.Since(c.reported) > copyReport
-	if report {
+	p := inventory.Progress{Copied: bytes, Since: c.since, Publish: time.Since(c.reported) > copyReport}
+	if p.Publish {
 		c.reported = time.Now()
 	}
-	c.from.NoteCopied(bytes, report)
-	if bytes-c.recorded < c.copyCheckpoint && time.Since(c.recordedAt) < copyInterval {
-		return nil
+	if bytes-c.recorded >= c.copyCheckpoint || time.Since(c.recordedAt) >= copyInterval {
+		if err := errors.Join(c.to.Sync(), c.unchanged()); err != nil {
+			return err
+		}
+		c.recorded, c.recordedAt = bytes, time.Now()
+		p.Durable = c.since.Lasts()
 	}
-	if err := errors.Join(c.to.Sync(), c.unchanged()); err != nil {
-		return err
-	}
-	c.recorded, c.recordedAt = bytes, time.Now()
-	if !c.since.Lasts() {
+	rec := c.v.NoteProgress(p)
+	if !p.Durable {
 		return nil
 	}
 	defer c.crash("clone: progress recorded")
-	return c.journal.PutVolume(c.from.RecordCopied(bytes, c.since))
+	return c.journal.PutVolume(rec)
 }
 
 // waitFor waits until a limit allows so many bytes more; nil is no limit.

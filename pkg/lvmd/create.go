@@ -56,9 +56,9 @@ func (s *Service) CreateVolume(ctx context.Context, r *lvmdv1.CreateVolumeReques
 	if a.Creation == nil {
 		return &lvmdv1.CreateVolumeResponse{Volume: a.Ready}, nil
 	}
-	v, err := s.creator.wait(ctx, a.Creation, "creating the volume")
+	v, err := a.Creation.Wait(ctx)
 	if err != nil {
-		return nil, err
+		return nil, apierror.From("creating the volume", err)
 	}
 	return &lvmdv1.CreateVolumeResponse{Volume: v}, nil
 }
@@ -95,80 +95,89 @@ func (s *creator) admitSnapshot(ident spec.Identity) (inventory.Admission, error
 
 // beginAdmitted begins the creation that an admission leads to.
 func (s *creator) beginAdmitted(a inventory.Admission) {
-	switch a.Step {
-	case inventory.Make:
-		s.begin(a.Volume, a.Creation, s.make)
-	case inventory.MakeFromSource:
-		s.begin(a.Volume, a.Creation, s.makeFromSource)
-	case inventory.Nothing:
+	switch {
+	case !a.New:
+	case a.Source != nil && !a.Source.Snapshot:
+		s.begin(a, s.makeCopy)
+	default:
+		s.begin(a, s.make)
 	}
 }
 
-// wait waits for the result of a creation, as long as its caller does.
-func (s *creator) wait(ctx context.Context, op *inventory.Creation, what string) (*lvmdv1.Volume, error) {
-	select {
-	case <-op.Done():
-		return op.Result()
-	case <-ctx.Done():
-		op.Leave()
-		return nil, apierror.From(what, ctx.Err())
-	}
-}
+// steps carry out a creation, of from unless that is nil.
+type steps func(ctx context.Context, v *inventory.Volume, from *inventory.Source) error
 
 // begin carries out a creation in the background.
-func (s *creator) begin(v *inventory.Volume, op *inventory.Creation, steps func(context.Context, *inventory.Volume) error) {
+func (s *creator) begin(a inventory.Admission, take steps) {
+	v := a.Volume
 	ctx, cancel := context.WithCancel(onBehalfOf(s.work, v))
-	op.Begin(cancel)
+	a.Creation.Begin(cancel)
 	s.spawn(func() {
 		defer cancel()
-		err := steps(ctx, v)
+		err := take(ctx, v, a.Source)
 		if err != nil {
 			s.log.Info("a volume was not made", "volume", v.ID(), "name", v.Ident().Name, "error", err)
 			err = apierror.Reworded(apierror.From("creating the volume", err), v.ID(), "VOLUME", v.Ident().FSUUID, "UUID")
 		}
-		if from := v.Source(); from != nil {
-			if h := from.TakeHandle(); h != nil {
-				_ = h.Close()
-			}
+		v.End(a.Creation, err)
+		if err == nil {
+			s.groups.Of(v).Remove.Set()
 		}
-		v.End(op, err)
 	})
 }
 
-// make makes a volume of nothing: intent, logical volume, file system. On
-// failure nothing of it is left, or a tombstone.
-func (s *creator) make(ctx context.Context, v *inventory.Volume) error {
-	if err := s.checkSectors(v); err != nil {
-		v.DropCreation()
-		return err
+// make makes a volume: intent, logical volume, contents. On failure nothing of it is left, or a
+// tombstone.
+func (s *creator) make(ctx context.Context, v *inventory.Volume, from *inventory.Source) error {
+	err := s.checkSectors(v, from)
+	if err == nil {
+		err = s.journal.PutVolume(v.Record())
 	}
-	if err := s.journal.PutVolume(v.Record()); err != nil {
-		v.DropCreation()
+	if err != nil {
+		v.UndoCreation(false)
 		return err
 	}
 	s.crash("create: intent written")
+	if err := s.carve(ctx, v); err != nil {
+		s.undo(v)
+		if from != nil && from.Snapshot && errors.Is(err, lvm.ErrNotFound) {
+			return &sourceVanishedError{from.Volume.ID(), err}
+		}
+		return err
+	}
+	s.crash("create: carved")
+	return s.ended(v, s.finish(ctx, v, from))
+}
+
+// carve runs the command that makes a volume.
+func (s *creator) carve(ctx context.Context, v *inventory.Volume) error {
 	g := s.groups.Of(v)
-	err := s.groups.Change(ctx, g, func(ctx context.Context) (inventory.Effect, error) {
+	return s.groups.Change(ctx, g, func(ctx context.Context) (inventory.Effect, error) {
 		ctx = volumegroup.ForClassOf(ctx, v)
-		if v.IsThin() {
-			return inventory.ThinCreated(v), s.lvm.CreateThin(ctx, v.ThinOptions())
-		}
-		options, err := v.CreateOptions()
-		if err != nil {
+		c, err := v.PlanCreation()
+		switch {
+		case err != nil:
 			return nil, err
+		case c.Snapshot != nil:
+			return inventory.Created(v, nil, nil), s.lvm.Snapshot(ctx, *c.Snapshot)
+		case c.Thin != nil:
+			return inventory.Created(v, nil, nil), s.lvm.CreateThin(ctx, *c.Thin)
 		}
-		if err := s.lvm.Create(ctx, options); err != nil {
+		if err := s.lvm.Create(ctx, *c.Create); err != nil {
 			return nil, err
 		}
 		segments, unmapped := s.lvm.Mapping(g.Name(), v.ID())
 		return inventory.Created(v, segments, unmapped), nil
 	})
-	return s.made(ctx, v, err)
 }
 
 // checkSectors refuses a file system whose blocks are smaller than the sectors of the disks that
-// the volume can lie on. Disks of which that is not known are left to mkfs.
-func (s *creator) checkSectors(v *inventory.Volume) error {
+// the volume can lie on. Disks of which that is not known are left to mkfs. A snapshot lies where
+// its source does.
+func (s *creator) checkSectors(v *inventory.Volume, from *inventory.Source) error {
+	if from != nil && from.Snapshot {
+		return nil
+	}
 	for _, disk := range inventory.Disks(v) {
 		sector, err := s.sectorSize(disk)
 		if err != nil {
@@ -181,20 +190,10 @@ func (s *creator) checkSectors(v *inventory.Volume) error {
 	return nil
 }
 
-// made goes on after the command that made a volume, or failed to.
-func (s *creator) made(ctx context.Context, v *inventory.Volume, err error) error {
-	if err != nil {
-		s.undo(v)
-		return err
-	}
-	s.crash("create: carved")
-	return s.ended(v, s.finish(ctx, v))
-}
-
 // undo takes back a creation whose command failed: LVM's metadata, which
 // was scanned after the failure, says whether anything was made.
 func (s *creator) undo(v *inventory.Volume) {
-	if v.UndoCreation() {
+	if v.UndoCreation(true) {
 		s.markDeleted(v)
 		return
 	}
@@ -217,16 +216,16 @@ func (s *creator) ended(v *inventory.Volume, err error) error {
 
 // finish brings a volume that LVM has made to the state that its users
 // expect.
-func (s *creator) finish(ctx context.Context, v *inventory.Volume) error {
-	if err := s.prepare(ctx, v); err != nil {
+func (s *creator) finish(ctx context.Context, v *inventory.Volume, from *inventory.Source) error {
+	if err := s.prepare(ctx, v, from); err != nil {
 		return err
 	}
 	s.crash("create: formatted")
-	return s.complete(ctx, v)
+	return s.complete(ctx, v, from)
 }
 
-// complete makes a volume ready that holds what its users expect.
-func (s *creator) complete(ctx context.Context, v *inventory.Volume) error {
+// complete makes a volume ready in the journal that holds what its users expect.
+func (s *creator) complete(ctx context.Context, v *inventory.Volume, _ *inventory.Source) error {
 	if err := s.handOut(ctx, v); err != nil {
 		return err
 	}
@@ -239,8 +238,6 @@ func (s *creator) complete(ctx context.Context, v *inventory.Volume) error {
 		return err
 	}
 	s.crash("create: ready")
-	v.FinishCreation()
-	s.groups.Of(v).Remove.Set()
 	return nil
 }
 
@@ -250,20 +247,12 @@ func (s *creator) complete(ctx context.Context, v *inventory.Volume) error {
 // not wait behind what is yet to be made. Off all others the tag is taken later, see
 // reclaim.Reclaimer.
 func (s *creator) handOut(ctx context.Context, v *inventory.Volume) error {
-	isOff := inventory.Complete(v)
-	if isOff == nil {
-		return nil
-	}
 	// The wait for the slot ends when another volume's command was this one's, too.
 	waiting, stop := context.WithCancel(fairqueue.WithoutTenant(ctx))
 	defer stop()
-	s.spawn(func() {
-		select {
-		case <-isOff:
-			stop()
-		case <-waiting.Done():
-		}
-	})
+	if !inventory.Complete(v, stop) {
+		return nil
+	}
 	g := s.groups.Of(v)
 	err := s.groups.Change(waiting, g, func(ctx context.Context) (inventory.Effect, error) {
 		batch, tags := inventory.ToUntag(g.Group, v, reclaim.MaxUntagged)
@@ -278,12 +267,8 @@ func (s *creator) handOut(ctx context.Context, v *inventory.Volume) error {
 		}
 		return inventory.Untagged(batch, tags), err
 	})
-	select {
-	case <-isOff:
-	default:
-		if err != nil {
-			return err
-		}
+	if isOff := waiting.Err() != nil && ctx.Err() == nil; err != nil && !isOff {
+		return err
 	}
 	s.crash("create: untagged")
 	return nil
@@ -294,9 +279,9 @@ func (s *creator) untag(ctx context.Context, g *volumegroup.Group, batch []*inve
 }
 
 // prepare clears what must not show of what lay there before, and formats.
-func (s *creator) prepare(ctx context.Context, v *inventory.Volume) error {
-	if v.Ident().Source != "" {
-		if err := s.fillFrom(ctx, v); err != nil {
+func (s *creator) prepare(ctx context.Context, v *inventory.Volume, from *inventory.Source) error {
+	if from != nil {
+		if err := s.fillFrom(ctx, v, from); err != nil {
 			return err
 		}
 		return s.ownUUID(ctx, v)

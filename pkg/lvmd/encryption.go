@@ -190,14 +190,9 @@ func (s *creator) reformat(ctx context.Context, v *inventory.Volume) error {
 }
 
 // runReformat takes steps that make a volume ready again, whose data was lost at that time.
-func (s *creator) runReformat(ctx context.Context, v *inventory.Volume, lost time.Time, steps func(context.Context, *inventory.Volume) error) error {
+func (s *creator) runReformat(ctx context.Context, v *inventory.Volume, lost time.Time, take steps) error {
 	op := v.BeginReformat(lost)
-	s.begin(v, op, steps)
-	select {
-	case <-op.Done():
-		_, err := op.Result()
-		return err
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	s.begin(inventory.Admission{Volume: v, Creation: op}, take)
+	_, err := op.Wait(ctx)
+	return err
 }

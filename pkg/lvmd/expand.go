@@ -36,65 +36,68 @@ func (s *Service) ExpandVolume(ctx context.Context, r *lvmdv1.ExpandVolumeReques
 }
 
 func (s *expander) expand(ctx context.Context, r *lvmdv1.ExpandVolumeRequest) (*inventory.Volume, error) {
-	e, err := s.begin(r)
+	e, mustExtend, err := s.begin(r)
 	if err != nil {
 		return nil, err
 	}
-	switch {
-	case e.IsDone():
-	case e.IsZeroing():
-		select {
-		case <-e.Done():
-			err = e.Err()
-		case <-ctx.Done():
-			err = ctx.Err()
-		}
-	default:
+	if mustExtend {
 		err = s.extend(ctx, e)
 		e.End(err)
+	} else {
+		err = e.Wait(ctx)
 	}
 	if err == nil {
-		err = s.growEncrypted(e.Volume())
+		err = s.growEncrypted(e.Volume)
 	}
 	if err != nil {
-		// After a command that failed there was a scan, which may have found why LVM refuses.
-		if dependents := inventory.CheckDependents(e.Volume()); dependents != nil {
+		// The scan after the failed command may show why LVM refused.
+		if dependents := inventory.CheckDependents(e.Volume); dependents != nil {
 			err = dependents
 		}
 		return nil, apierror.From("expanding volume "+r.GetId(), err)
 	}
-	return e.Volume(), nil
+	return e.Volume, nil
 }
 
-// begin decides about a request, and carries an expansion that is zeroing out in the background,
-// unless that has begun already.
-func (s *expander) begin(r *lvmdv1.ExpandVolumeRequest) (*inventory.Expansion, error) {
+// begin decides about a request. It carries out a new expansion with an extension in the background;
+// without one, mustExtend is true and the caller carries it out.
+func (s *expander) begin(r *lvmdv1.ExpandVolumeRequest) (e *inventory.Expansion, mustExtend bool, err error) {
 	release, err := s.admit()
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	defer release()
-	e, err := s.inventory.AdmitExpansion(r.GetId(), r.GetRequiredBytes(), r.GetLimitBytes())
-	if err != nil || e.IsDone() || !e.IsZeroing() {
-		return e, err
-	}
-	ctx, cancel := context.WithCancel(onBehalfOf(s.work, e.Volume()))
-	if !e.Begin(cancel) {
+	ctx, cancel := context.WithCancel(s.work)
+	e, isNew, err := s.inventory.AdmitExpansion(r.GetId(), r.GetRequiredBytes(), r.GetLimitBytes(), cancel)
+	if err != nil || !isNew || e.Extension == nil {
 		cancel()
-		return e, nil
+		return e, isNew, err
 	}
 	s.spawn(func() {
 		defer cancel()
-		e.End(s.extendZeroed(ctx, e))
+		s.end(e, s.extendZeroed(onBehalfOf(ctx, e.Volume), e))
 	})
-	return e, nil
+	return e, false, nil
+}
+
+// end ends an expansion with an extension, and journals what is left of that.
+func (s *expander) end(e *inventory.Expansion, err error) {
+	left := e.End(err)
+	if left == nil {
+		return
+	}
+	if err := s.journal.PutVolume(*left); err != nil {
+		// Its tag says the same at the next start.
+		s.log.Warn("an extension's tombstone is not in the journal", "volume", e.Volume.ID(), "extension", left.ID, "error", err)
+	}
+	s.groups.Of(e.Volume).Reclaim()
 }
 
 // extend has LVM choose the new extents and add them to the volume: what they hold does
 // not matter.
 func (s *expander) extend(ctx context.Context, e *inventory.Expansion) error {
 	s.crash("expand: admitted")
-	v := e.Volume()
+	v := e.Volume
 	if err := volumegroup.CheckDependents(ctx, s.groups, v); err != nil {
 		return err
 	}
@@ -109,16 +112,16 @@ func (s *expander) extend(ctx context.Context, e *inventory.Expansion) error {
 
 // grow runs the command that gives a volume the extents of an expansion.
 func (s *expander) grow(ctx context.Context, e *inventory.Expansion, on []layout.Share) (inventory.Growth, error) {
-	v := e.Volume()
-	return s.grown(e, s.lvm.Extend(volumegroup.ForClassOf(ctx, v), v.Group().Name(), v.ID(), e.Extents(), on...))
+	v := e.Volume
+	return s.grown(e, s.lvm.Extend(volumegroup.ForClassOf(ctx, v), v.Group().Name(), v.ID(), e.Extents, on...))
 }
 
 // growAt is grow by extents that hold zeroes as long as the group has this sequence number: another program that
 // changed the group may have had them. It could not be looked at afterwards: the volume's user sees the extents as
 // soon as the volume has them.
 func (s *expander) growAt(ctx context.Context, e *inventory.Expansion, seqno uint64, on []layout.Share) (inventory.Growth, error) {
-	v, group := e.Volume(), e.Volume().Group().Name()
-	err := s.lvm.ExtendAt(volumegroup.ForClassOf(ctx, v), seqno, group, v.ID(), e.Extents(), on...)
+	v, group := e.Volume, e.Volume.Group().Name()
+	err := s.lvm.ExtendAt(volumegroup.ForClassOf(ctx, v), seqno, group, v.ID(), e.Extents, on...)
 	if errors.Is(err, lvm.ErrChanged) {
 		err = apierror.OperationPending("another program changed volume group %q while volume %s was growing", group, v.ID())
 	}
@@ -130,7 +133,7 @@ func (s *expander) grown(e *inventory.Expansion, err error) (inventory.Growth, e
 	if err != nil {
 		return inventory.Growth{}, err
 	}
-	segments, unmapped := s.lvm.Mapping(e.Volume().Group().Name(), e.Volume().ID())
+	segments, unmapped := s.lvm.Mapping(e.Volume.Group().Name(), e.Volume.ID())
 	return inventory.Grown(e, segments, unmapped), nil
 }
 
@@ -144,8 +147,8 @@ func (s *expander) grown(e *inventory.Expansion, err error) (inventory.Growth, e
 // extendZeroed makes a volume larger by extents that read as zeroes.
 func (s *expander) extendZeroed(ctx context.Context, e *inventory.Expansion) error {
 	s.crash("expand: admitted")
-	g := s.groups.Of(e.Volume())
-	err, done := volumegroup.CheckDependents(ctx, s.groups, e.Volume()), false
+	g := s.groups.Of(e.Volume)
+	err, done := volumegroup.CheckDependents(ctx, s.groups, e.Volume), false
 	if err == nil {
 		done, err = s.allocate(ctx, g, e)
 	}
@@ -158,7 +161,6 @@ func (s *expander) extendZeroed(ctx context.Context, e *inventory.Expansion) err
 		err = apierror.Begun(err)
 	}
 	if err != nil {
-		s.dropExtension(g, e)
 		return err
 	}
 	s.crash("expand: grown")
@@ -172,48 +174,37 @@ func (s *expander) extendZeroed(ctx context.Context, e *inventory.Expansion) err
 // the volume gets them at once and done is true; otherwise the extension does.
 func (s *expander) allocate(ctx context.Context, g *volumegroup.Group, e *inventory.Expansion) (done bool, err error) {
 	err = s.groups.Change(ctx, g, func(ctx context.Context) (inventory.Effect, error) {
-		on, zeroedAt, err := s.chooseExtents(e)
+		p, err := s.lvm.Placement(g.Name())
+		if err != nil {
+			return nil, fmt.Errorf("reading which extents are free: %w", err)
+		}
+		segments, err := s.lvm.Mapping(g.Name(), e.Volume.ID())
 		if err != nil {
 			return nil, err
 		}
-		if done = zeroedAt != 0; done {
-			return s.growAt(ctx, e, zeroedAt, on)
-		}
-		if err := s.lvm.Create(volumegroup.ForClassOf(ctx, e.Volume()), e.ExtensionOptions(on)); err != nil {
+		on, extension, err := e.ChooseExtents(p, segments)
+		if err != nil {
 			return nil, err
 		}
-		segments, unmapped := s.lvm.Mapping(g.Name(), e.Extension().ID())
+		if done = extension == nil; done {
+			return s.growAt(ctx, e, p.Seqno, on)
+		}
+		if err := s.lvm.Create(volumegroup.ForClassOf(ctx, e.Volume), *extension); err != nil {
+			return nil, err
+		}
+		segments, unmapped := s.lvm.Mapping(g.Name(), e.Extension.ID())
 		return inventory.ExtensionMade(e, segments, unmapped), nil
 	})
 	return done, err
 }
 
-// chooseExtents names the very extents by which a volume grows, and the sequence number of the
-// group with which all of them are known to hold zeroes, or 0. The caller has the group's slot.
-func (s *expander) chooseExtents(e *inventory.Expansion) (on []layout.Share, zeroedAt uint64, err error) {
-	group := e.Volume().Group().Name()
-	p, err := s.lvm.Placement(group)
-	if err != nil {
-		return nil, 0, fmt.Errorf("reading which extents are free: %w", err)
-	}
-	segments, err := s.lvm.Mapping(group, e.Volume().ID())
-	if err != nil {
-		return nil, 0, err
-	}
-	on, zeroed, err := e.ChooseExtents(p, segments)
-	if zeroed {
-		zeroedAt = p.Seqno
-	}
-	return on, zeroedAt, err
-}
-
 // zeroExtension makes the extension read as zeroes, durably.
 func (s *expander) zeroExtension(ctx context.Context, e *inventory.Expansion) error {
-	h, err := s.groups.Open(ctx, e.Extension())
+	h, err := s.groups.Open(ctx, e.Extension)
 	if err != nil {
 		return fmt.Errorf("the device of the new extents: %w", err)
 	}
-	notZeroed, _ := e.Extension().NotZeroed()
+	notZeroed, _ := e.Extension.NotZeroed()
 	err = s.zero(ctx, h, notZeroed)
 	if err = errors.Join(err, h.Close()); err != nil {
 		return fmt.Errorf("zeroing the new extents: %w", err)
@@ -227,7 +218,7 @@ func (s *expander) zeroExtension(ctx context.Context, e *inventory.Expansion) er
 // when it is requested again. So the sequence number is read first: a change after that is noticed also
 // where it comes before the mapping is read.
 func (s *expander) giveExtension(ctx context.Context, g *volumegroup.Group, e *inventory.Expansion) error {
-	x := e.Extension().ID()
+	x := e.Extension.ID()
 	return s.groups.Change(ctx, g, func(ctx context.Context) (inventory.Effect, error) {
 		before, err := s.lvm.Metadata(g.Name())
 		if err != nil {
@@ -238,7 +229,7 @@ func (s *expander) giveExtension(ctx context.Context, g *volumegroup.Group, e *i
 			return nil, err
 		}
 		on := g.SharesOf(zeroed)
-		if err := s.lvm.Remove(volumegroup.ForClassOf(ctx, e.Volume()), g.Name(), []string{x}); err != nil {
+		if err := s.lvm.Remove(volumegroup.ForClassOf(ctx, e.Volume), g.Name(), []string{x}); err != nil {
 			return nil, err
 		}
 		s.crash("expand: extension removed")
@@ -248,17 +239,4 @@ func (s *expander) giveExtension(ctx context.Context, g *volumegroup.Group, e *i
 		}
 		return inventory.ExtensionGiven(grown, zeroed), nil
 	})
-}
-
-// dropExtension makes what is left of an extension a tombstone.
-func (s *expander) dropExtension(g *volumegroup.Group, e *inventory.Expansion) {
-	rec, left := e.DropExtension()
-	if !left {
-		return
-	}
-	if err := s.journal.PutVolume(rec); err != nil {
-		// Its tag says the same at the next start.
-		s.log.Warn("an extension's tombstone is not in the journal", "volume", e.Volume().ID(), "extension", rec.ID, "error", err)
-	}
-	g.Reclaim()
 }

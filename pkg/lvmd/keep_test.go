@@ -116,7 +116,7 @@ func TestAVolumeIsProvisionalOnlyIfItsTagSaysSo(t *testing.T) {
 		"a thin volume":           {thin, plain(provisional(request("v", 4)))},
 		"a thin clone":            {thin, cloned},
 	} {
-		for _, at := range [][]string{{"create: intent written", "clone: intent written"}, {"create: ready"}} {
+		for _, at := range [][]string{{"create: intent written"}, {"create: ready"}} {
 			for _, isKept := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s, %s, it was kept: %t", name, at[0], isKept), func(t *testing.T) {
 					t.Parallel()

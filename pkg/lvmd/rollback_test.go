@@ -111,7 +111,7 @@ func TestAVolumeThatWasHandedOutIsKeptWhateverTheJournalSays(t *testing.T) {
 					if early {
 						m.tagsStay()
 					}
-					d := m.start(t, k.keepAt(t, "create: intent written", "clone: intent written"))
+					d := m.start(t, k.keepAt(t, "create: intent written"))
 					v := test.create(d)
 					filled := v.GetFsType() != "btrfs" // which is larger than the pool
 					if filled {
@@ -170,7 +170,7 @@ func (k *keptJournal) record(t *testing.T, id string) spec.Record {
 func TestASnapshotThatWasHandedOutIsKeptWhateverTheJournalSays(t *testing.T) {
 	m := snapshotMachine(t)
 	k := &keptJournal{m: m}
-	d := m.start(t, k.keepAt(t, "clone: intent written"))
+	d := m.start(t, k.keepAt(t, "create: intent written"))
 	v := d.create(request("v", 4))
 	d.fill(v.GetId(), 0x5a)
 	s := must.Get(d.client.CreateSnapshot(t.Context(), &lvmdv1.CreateSnapshotRequest{Name: "s", SourceVolumeId: v.GetId()}))(t).GetSnapshot()

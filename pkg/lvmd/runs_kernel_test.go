@@ -76,7 +76,7 @@ func TestKilledBetweenTwoEffectsOnRealLVM(t *testing.T) {
 }
 
 func TestKilledBetweenTwoEffectsOnRealThinVolumes(t *testing.T) {
-	poolNode(t).killBetween(t, (*scenario).runThin, 3, slices.Concat(creationPlaces, slices.Repeat([]string{"clone: intent written"}, 3), slices.Repeat(journalPlaces, 4),
+	poolNode(t).killBetween(t, (*scenario).runThin, 3, slices.Concat(creationPlaces, slices.Repeat([]string{"create: intent written"}, 3), slices.Repeat(journalPlaces, 4),
 		[]string{"create: untagged later", "expand: admitted", "snapshot: tombstone written", "delete: chunk unmapped"}, slices.Repeat(deletionPlaces[1:], 2)))
 }
 

@@ -26,8 +26,8 @@ func (s *Service) CreateSnapshot(ctx context.Context, r *lvmdv1.CreateSnapshotRe
 		return nil, err
 	}
 	if a.Creation != nil {
-		if _, err := s.creator.wait(ctx, a.Creation, "creating the snapshot"); err != nil {
-			return nil, err
+		if _, err := a.Creation.Wait(ctx); err != nil {
+			return nil, apierror.From("creating the snapshot", err)
 		}
 	}
 	return &lvmdv1.CreateSnapshotResponse{Snapshot: a.Volume.ReportSnapshot()}, nil

@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"context"
 	"time"
 
 	"github.com/carve-csi/carve/api/config"
@@ -34,11 +35,17 @@ type Creation struct {
 	err    error
 }
 
-// Done is closed at the end of the creation.
-func (op *Creation) Done() <-chan struct{} { return op.done }
-
-// Result is what came of the creation, once it is done.
-func (op *Creation) Result() (*lvmdv1.Volume, error) { return op.volume, op.err }
+// Wait returns the volume once the creation has ended. A caller whose ctx ends before that gets
+// ctx.Err, and no longer counts as waiting.
+func (op *Creation) Wait(ctx context.Context) (*lvmdv1.Volume, error) {
+	select {
+	case <-op.done:
+		return op.volume, op.err
+	case <-ctx.Done():
+		op.leave()
+		return nil, ctx.Err()
+	}
+}
 
 // join adds a caller.
 func (op *Creation) join() {
@@ -65,25 +72,14 @@ func (op *Creation) stop() {
 // isUnattended reports whether the creation goes on although no caller waits for it.
 func (op *Creation) isUnattended() bool { return op.lasting || op.waiters == 0 }
 
-// Step is what a creation begins with.
-type Step int
-
-const (
-	// Nothing is to be begun: the volume is ready, or another caller's creation was joined.
-	Nothing Step = iota
-	// Make is a new volume that is made of nothing.
-	Make
-	// MakeFromSource is a new volume that is made of another one.
-	MakeFromSource
-)
-
 // Admission is what a request for a volume leads to.
 type Admission struct {
 	// Volume is the volume's, and Creation what its caller waits for; nil when it is ready.
 	Volume   *Volume
 	Creation *Creation
-	// Step is what the caller begins, by Begin.
-	Step Step
+	// New is true if the caller carries out the creation, of Source unless that is nil.
+	New    bool
+	Source *Source
 	// Ready is the report of a volume that is ready.
 	Ready *lvmdv1.Volume
 }
@@ -146,10 +142,7 @@ func (m *Inventory) AdmitCreation(ident spec.Identity, limits iolimit.Limits, pr
 	op := m.admit(v, from)
 	op.lasting = from != nil && !from.snapshot
 	m.publish(v.group, v)
-	if from != nil {
-		return Admission{Volume: v, Creation: op, Step: MakeFromSource}, nil
-	}
-	return Admission{Volume: v, Creation: op, Step: Make}, nil
+	return Admission{Volume: v, Creation: op, New: true, Source: m.source(v)}, nil
 }
 
 func newRecord(id string, g *Group, ident spec.Identity) spec.Record {
@@ -214,8 +207,8 @@ func (op *Creation) Begin(cancel func()) {
 	}
 }
 
-// End takes a volume from its creation, whatever came of it, and gives the result to its
-// callers. The source's device is closed by then, see Source.TakeHandle.
+// End takes a volume from its creation and gives the result to its callers. Without an error the
+// volume is ready, as the journal has it.
 func (v *Volume) End(op *Creation, err error) {
 	m := v.group.m
 	m.lock()
@@ -224,17 +217,21 @@ func (v *Volume) End(op *Creation, err error) {
 	if err != nil && v.pool != nil && v.source != nil {
 		v.group.stale = true // How large it is, is not known when the command failed that should enlarge it.
 	}
-	m.enter(v, v.lifecycle.Ended())
 	op.attended()
 	v.unpin()
 	if op.err = err; err == nil {
+		v.rec.Copied, v.rec.Source, v.rec.Tagged = 0, blockdev.WriteMark{}, false
+		v.making.offAt = time.Now().Add(untagDelay)
+		m.enter(v, Ready)
+		m.publish(v.group, v)
 		op.volume = v.proto()
 	}
+	m.enter(v, v.lifecycle.Ended())
 	close(op.done)
 }
 
-// Leave is called when a caller has gone before the end of a creation.
-func (op *Creation) Leave() {
+// leave removes a caller.
+func (op *Creation) leave() {
 	m := op.m
 	m.lock()
 	defer m.unlock()
@@ -263,25 +260,14 @@ func (v *Volume) BeginReformat(lost time.Time) *Creation {
 	return op
 }
 
-// FinishCreation makes a volume ready as the journal has it.
-func (v *Volume) FinishCreation() {
-	m := v.group.m
-	m.lock()
-	defer m.unlock()
-	v.rec.Copied, v.rec.Source, v.rec.Tagged = 0, blockdev.WriteMark{}, false
-	m.enter(v, Ready)
-	v.making.offAt = time.Now().Add(untagDelay)
-	m.publish(v.group, v)
-}
-
-// UndoCreation takes back the reservation of a creation whose command failed. It returns true
-// if LVM may have made something of it, as far as is known, and forgets the volume otherwise.
-func (v *Volume) UndoCreation() (made bool) {
+// UndoCreation releases the reservation of a creation that failed, and reports whether LVM may have
+// made the volume; tried is false if no command was run. It forgets a volume that LVM has not made.
+func (v *Volume) UndoCreation(tried bool) (made bool) {
 	m := v.group.m
 	m.lock()
 	defer m.unlock()
 	v.unreserve()
-	if v.group.stale || v.group.exists[v.rec.ID] {
+	if tried && (v.group.stale || v.group.exists[v.rec.ID]) {
 		return true
 	}
 	m.drop(v)
@@ -289,14 +275,36 @@ func (v *Volume) UndoCreation() (made bool) {
 	return false
 }
 
-// DropCreation forgets a volume of which LVM has made nothing.
-func (v *Volume) DropCreation() {
-	m := v.group.m
+// Command is the LVM command that makes a volume. One of its fields is set.
+type Command struct {
+	Create   *lvm.CreateOptions
+	Thin     *lvm.ThinOptions
+	Snapshot *lvm.SnapshotOptions
+}
+
+// PlanCreation returns the command that makes a volume, with what is free now. It fails if the
+// devices have no place for the volume's layout. The caller has the group's slot.
+func (v *Volume) PlanCreation() (Command, error) {
+	m, g := v.group.m, v.group
 	m.lock()
 	defer m.unlock()
-	v.unreserve()
-	m.drop(v)
-	m.publish(v.group, v)
+	if from := v.source; from != nil && from.snapshot {
+		return Command{Snapshot: &lvm.SnapshotOptions{
+			Group: g.name, Origin: from.volume.rec.ID, Volume: v.rec.ID, Tags: v.tags(), Inactive: v.rec.Ident.Snapshot,
+		}}, nil
+	}
+	if v.pool != nil {
+		return Command{Thin: &lvm.ThinOptions{Group: g.name, Pool: v.pool.name, Volume: v.rec.ID, Bytes: v.bytes(), Tags: v.tags()}}, nil
+	}
+	on, err := checkPlace(g, "volume "+v.rec.ID, v.layout, v.planCreation(), v.extents)
+	if err != nil {
+		return Command{}, err
+	}
+	o := &lvm.CreateOptions{Group: g.name, Volume: v.rec.ID, Layout: v.layout, Extents: v.extents, On: on, Tags: v.tags()}
+	if c := m.class(v.rec.Ident.Class); c != nil {
+		o.Options = c.LvcreateOptions
+	}
+	return Command{Create: o}, nil
 }
 
 // NotZeroed is where a new volume may not hold zeroes. all is true if everything
@@ -309,7 +317,7 @@ func (v *Volume) NotZeroed() (where zeroed.Set, all bool) {
 }
 
 // created is a volume that LVM has made, with the segments that it lies in, or why these are
-// not known.
+// not known; a thin volume has none.
 type created struct {
 	v        *Volume
 	segments []lvm.Segment
@@ -321,37 +329,31 @@ func Created(v *Volume, segments []lvm.Segment, unmapped error) Effect {
 	return created{v, segments, unmapped}
 }
 
-func (e created) steps() uint64 { return e.v.layout.Commits() }
-func (e created) delta() int64  { return -e.v.takes(e.v.extents) }
+func (e created) steps() uint64 {
+	if e.v.pool != nil {
+		return lvm.ThinSteps
+	}
+	return e.v.layout.Commits()
+}
+
+func (e created) delta() int64 { return -e.v.takes(e.v.extents) }
+
 func (e created) apply(*model) []*Volume {
 	v, g := e.v, e.v.group
-	v.notZeroed = g.taken(e.segments, 0, v.bytes(), e.unmapped)
-	v.occupy(e.segments, e.unmapped)
 	// The volume is reported as being created, with its size, since it
 	// was admitted: nothing of that changes here.
 	v.unreserve()
 	g.exists[v.rec.ID] = true
+	switch from := v.source; {
+	case from != nil && from.snapshot:
+		from.have = from.volume.extents
+		v.pool.virtual += from.have
+		v.pool.expanding += v.extents - from.have
+	case v.pool != nil:
+		v.pool.virtual += v.extents
+	default:
+		v.notZeroed = g.taken(e.segments, 0, v.bytes(), e.unmapped)
+		v.occupy(e.segments, e.unmapped)
+	}
 	return nil
-}
-
-type thinCreated struct{ v *Volume }
-
-// ThinCreated is the effect of the command that made a thin volume.
-func ThinCreated(v *Volume) Effect { return thinCreated{v} }
-
-func (e thinCreated) steps() uint64 { return lvm.ThinSteps }
-func (e thinCreated) delta() int64  { return 0 }
-func (e thinCreated) apply(*model) []*Volume {
-	e.v.unreserve()
-	e.v.pool.virtual += e.v.extents
-	e.v.group.exists[e.v.rec.ID] = true
-	return nil
-}
-
-// ThinOptions are those of the command that makes a thin volume.
-func (v *Volume) ThinOptions() lvm.ThinOptions {
-	m := v.group.m
-	m.lock()
-	defer m.unlock()
-	return lvm.ThinOptions{Group: v.group.name, Pool: v.pool.name, Volume: v.rec.ID, Bytes: v.bytes(), Tags: v.tags()}
 }

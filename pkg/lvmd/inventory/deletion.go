@@ -51,7 +51,7 @@ func (m *Inventory) ClaimForDeletion(d ToDelete) (*Volume, error) {
 	case v.op != nil && v.op.isUnattended():
 		v.op.stop()
 		return nil, apierror.OperationPending("%s %s is being made, which is cancelled now", what, v.rec.ID)
-	case v.expansion != nil && v.expansion.cancel != nil:
+	case v.expansion != nil:
 		v.expansion.cancel()
 		return nil, apierror.OperationPending("%s %s is being expanded, which is cancelled now", what, v.rec.ID)
 	case v.isBusy() || v.pins > 0:

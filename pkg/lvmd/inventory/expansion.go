@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"context"
 	"slices"
 
 	"github.com/carve-csi/carve/pkg/lvm"
@@ -11,52 +12,39 @@ import (
 	"github.com/carve-csi/carve/pkg/quantity"
 )
 
-// Expansion is the growth of one volume. Its exported methods need no lock: what they return
-// does not change.
+// Expansion is the growth of one volume. Its exported fields do not change.
 type Expansion struct {
-	volume *Volume
-	// extents is what the volume is to have in all, and more by how much that is more
-	// than it has. Where more is zero there is nothing to be done, and the volume was not
-	// claimed.
-	extents, more int64
-	// zeroing is true when the new extents must read as zeroes before the volume has
-	// them. The expansion goes on then when its callers have gone, and others join it.
-	zeroing bool
-	// extension holds the new extents until they read as zeroes; nil unless zeroing.
-	extension *Volume
+	Volume *Volume
+	// Extents is the volume's size after the expansion.
+	Extents int64
+	// Extension is the logical volume that holds the new extents until they read as zeroes; nil if
+	// what they hold does not matter. With an extension the expansion outlives its callers, and
+	// others join it.
+	Extension *Volume
+	// more is the number of new extents.
+	more int64
 	// reserved is true while the group's free space is reserved for the expansion.
 	reserved bool
-	// cancel ends it; it is nil before the expansion was begun in the background.
+	// cancel ends an expansion with an extension.
 	cancel func()
-	// done is closed at the end, when err is its result.
+	// done is closed at the end, when err is the result.
 	done chan struct{}
 	err  error
 }
 
-// Volume is what grows.
-func (e *Expansion) Volume() *Volume { return e.volume }
-
-// Extension is the logical volume that holds the new extents until they read as zeroes.
-func (e *Expansion) Extension() *Volume { return e.extension }
-
-// Extents is what the volume is to have in all.
-func (e *Expansion) Extents() int64 { return e.extents }
-
-// IsDone reports whether the volume has them already.
-func (e *Expansion) IsDone() bool { return e.more == 0 }
-
-// IsZeroing reports whether the new extents must read as zeroes before the volume has them.
-func (e *Expansion) IsZeroing() bool { return e.zeroing }
-
-// Done is closed at the end.
-func (e *Expansion) Done() <-chan struct{} { return e.done }
-
-// Err is the result once it is done.
-func (e *Expansion) Err() error { return e.err }
+// Wait returns the result of the expansion, or ctx.Err if ctx ends first.
+func (e *Expansion) Wait(ctx context.Context) error {
+	select {
+	case <-e.done:
+		return e.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
 
 // newExtension describes the logical volume that holds the extents of an expansion.
 func (e *Expansion) newExtension() *Volume {
-	v := e.volume
+	v := e.Volume
 	extents := v.layout.RawGrowth(e.more)
 	return &Volume{
 		group:      v.group,
@@ -75,58 +63,60 @@ func extensionTags(extension *Volume) []string {
 // isExtension reports whether tags are those of an extension.
 func isExtension(tags []string) bool { return slices.Contains(tags, spec.TagExtension) }
 
-// AdmitExpansion reserves the space and claims the volume, or finds an expansion under
-// way that leads to what is asked for. Sizes are in bytes; a limit of zero is none.
-func (m *Inventory) AdmitExpansion(id string, required, limit int64) (*Expansion, error) {
+// AdmitExpansion claims the volume and reserves the space. The caller then carries out the expansion;
+// cancel ends it if it has an extension. isNew is false if there is nothing to do but to wait: the
+// volume has the size already, or an expansion to it is under way. Sizes are in bytes; a limit of
+// zero is none.
+func (m *Inventory) AdmitExpansion(id string, required, limit int64, cancel func()) (e *Expansion, isNew bool, err error) {
 	m.lock()
 	defer m.unlock()
 	v, err := m.lookup(id, "", false)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	g := v.group
 	switch {
 	case v.isBusy() && v.expansion == nil || v.pins > 0:
-		return nil, apierror.OperationPending("another operation on volume %s is under way", v.rec.ID)
+		return nil, false, apierror.OperationPending("another operation on volume %s is under way", v.rec.ID)
 	case v.rec.Phase != spec.Ready:
-		return nil, apierror.OperationPending("the creation of volume %s is not finished", v.rec.ID)
+		return nil, false, apierror.OperationPending("the creation of volume %s is not finished", v.rec.ID)
 	case !g.isUsable():
-		return nil, apierror.DeviceMissing("volume group %q, or a device of it, is missing", g.name)
+		return nil, false, apierror.DeviceMissing("volume group %q, or a device of it, is missing", g.name)
 	}
 	extents, err := v.rec.Ident.ExtentsWithin(required, limit, g.info.ExtentSize*v.layout.Unit())
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	extents *= v.layout.Unit()
+	e = &Expansion{Volume: v, Extents: extents, more: extents - v.extents, cancel: cancel, done: make(chan struct{})}
 	switch running := v.expansion; {
-	case extents <= v.extents:
-		return &Expansion{volume: v}, nil
-	case running != nil && extents == running.extents:
-		return running, nil
+	case e.more <= 0:
+		close(e.done)
+		return e, false, nil
+	case running != nil && extents == running.Extents:
+		return running, false, nil
 	case running != nil:
-		return nil, apierror.OperationPending("volume %s is being expanded to %s", v.rec.ID, quantity.Bytes(running.extents*g.info.ExtentSize))
+		return nil, false, apierror.OperationPending("volume %s is being expanded to %s", v.rec.ID, quantity.Bytes(running.Extents*g.info.ExtentSize))
 	}
-	e := &Expansion{volume: v, extents: extents, more: extents - v.extents, done: make(chan struct{})}
-	e.zeroing = v.pool == nil && m.mustBeZeroed(v.rec.Ident)
-	if e.zeroing {
-		e.extension = e.newExtension()
+	if v.pool == nil && m.mustBeZeroed(v.rec.Ident) {
+		e.Extension = e.newExtension()
 	}
 	if err := m.checkExpansion(e); err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	v.reserveMore(e.more)
 	e.reserved = true
 	m.enter(v, Expanding)
-	if e.zeroing {
+	if e.Extension != nil {
 		v.expansion = e
 	}
-	return e, nil
+	return e, true, nil
 }
 
 // checkExpansion refuses what something depends on, or there is no free space for, in the
 // group or in its metadata.
 func (m *model) checkExpansion(e *Expansion) error {
-	v, more := e.volume, e.more
+	v, more := e.Volume, e.more
 	if err := v.dependents.refuse(v.group.name, v.rec.ID); err != nil {
 		return err
 	}
@@ -143,7 +133,7 @@ func (m *model) checkExpansion(e *Expansion) error {
 	if g.placed && v.pool == nil {
 		free = v.largestGrowth(reserve)
 	}
-	switch wanted, most := e.extents*g.info.ExtentSize, mostExtents(v, reserve)*g.info.ExtentSize; {
+	switch wanted, most := e.Extents*g.info.ExtentSize, mostExtents(v, reserve)*g.info.ExtentSize; {
 	case wanted > most:
 		return apierror.SizeOutOfRange("expanding volume %s to %s: all that its device class has in volume group %q is %s",
 			v.rec.ID, quantity.Bytes(wanted), g.name, quantity.Bytes(most))
@@ -153,11 +143,11 @@ func (m *model) checkExpansion(e *Expansion) error {
 	}
 	segments := max(1, min(more, g.fragments))
 	text := layout.VolumeText(nil, v.layout.Segments(segments))
-	if e.zeroing && !g.mayHaveMore() {
+	if e.Extension != nil && !g.mayHaveMore() {
 		return errTooMany(g, "expanding volume "+v.rec.ID+", which takes another one for a while")
 	}
-	if e.zeroing {
-		text += layout.VolumeText(extensionTags(e.extension), segments)
+	if e.Extension != nil {
+		text += layout.VolumeText(extensionTags(e.Extension), segments)
 	}
 	if !g.hasText(text) {
 		return apierror.NoSpace("expanding volume %s: the metadata of volume group %q is full: it takes %s of at most %s",
@@ -175,45 +165,43 @@ func mostExtents(v *Volume, reserve int64) int64 {
 	return max(v.group.info.Extents-reserve, v.extents)
 }
 
-// Begin has an expansion that is zeroing cancelled by cancel. It returns false when it
-// has begun already.
-func (e *Expansion) Begin(cancel func()) bool {
-	m := e.volume.group.m
+// End releases the volume, and what is still reserved, and gives the result to the callers that
+// wait. If the expansion failed, it makes what may be left of the extension a tombstone, which it
+// returns for the journal; nil if nothing is left.
+func (e *Expansion) End(err error) (left *spec.Record) {
+	v, g, x := e.Volume, e.Volume.group, e.Extension
+	m := g.m
 	m.lock()
 	defer m.unlock()
-	if e.cancel != nil {
-		return false
-	}
-	e.cancel = cancel
-	return true
-}
-
-// End releases the volume, and what is still reserved, and gives the result to the
-// callers that wait for Done.
-func (e *Expansion) End(err error) {
-	m := e.volume.group.m
-	m.lock()
-	defer m.unlock()
-	m.enter(e.volume, e.volume.lifecycle.Released())
-	e.volume.expansion = nil
+	m.enter(v, v.lifecycle.Released())
+	v.expansion = nil
 	e.release()
-	m.publish(e.volume.group)
+	if err != nil && x != nil {
+		delete(g.extensions, x.rec.ID)
+		if g.stale || g.exists[x.rec.ID] {
+			m.add(x, Deleted)
+			rec := x.rec
+			left = &rec
+		}
+	}
+	m.publish(g)
 	e.err = err
 	close(e.done)
+	return left
 }
 
 // release gives back what is reserved for the expansion, once.
 func (e *Expansion) release() {
 	if e.reserved {
 		e.reserved = false
-		e.volume.reserveMore(-e.more)
+		e.Volume.reserveMore(-e.more)
 	}
 }
 
 // PlanGrowth chooses the devices for an expansion; none where LVM is to choose. It fails when they
 // have no place for it. The caller has the group's slot.
 func (e *Expansion) PlanGrowth() ([]layout.Share, error) {
-	v := e.volume
+	v := e.Volume
 	m := v.group.m
 	m.lock()
 	defer m.unlock()
@@ -223,39 +211,33 @@ func (e *Expansion) PlanGrowth() ([]layout.Share, error) {
 	return checkPlace(v.group, "volume "+v.rec.ID, v.layout, v.planGrowth(e.more), e.more)
 }
 
-// ChooseExtents names the very extents by which a volume grows, and reports whether all of
-// them are known to hold zeroes. p is where everything lies in the group, and segments where the
-// volume does. The caller has the group's slot, and has just read p: what is known of zeroes is
-// true of one sequence number, and another program that raised it may have written to free extents.
-func (e *Expansion) ChooseExtents(p ondisk.Placement, segments []lvm.Segment) (on []layout.Share, zeroed bool, err error) {
-	m := e.volume.group.m
-	m.lock()
-	defer m.unlock()
-	v, g := e.volume, e.volume.group
+// ChooseExtents chooses the extents by which a volume grows, which the volume can have at once if all
+// of them are known to hold zeroes. Otherwise it returns the command that makes the extension on them,
+// which scans take for part of the expansion from then on. p is where everything lies in the group,
+// and segments where the volume does. The caller has the group's slot, and has just read p: what is
+// known of zeroes is true of one sequence number, and another program that raised it may have written
+// to free extents.
+func (e *Expansion) ChooseExtents(p ondisk.Placement, segments []lvm.Segment) (on []layout.Share, extension *lvm.CreateOptions, err error) {
+	v, g, x := e.Volume, e.Volume.group, e.Extension
+	g.m.lock()
+	defer g.m.unlock()
 	free := g.info.FreeIn(p)
 	if g.placed {
 		free, _ = g.left(true, v)
 	}
 	on = v.layout.PlaceGrowthExactly(free, g.info.PathsOf(v.on), e.more, g.endsOf(segments))
 	if on == nil {
-		return nil, false, apierror.NoSpace("expanding volume %s by %s: the free extents of volume group %q do not allow it",
+		return nil, nil, apierror.NoSpace("expanding volume %s by %s: the free extents of volume group %q do not allow it",
 			v.rec.ID, quantity.Bytes(e.more*g.info.ExtentSize), g.name)
 	}
-	return on, p.Seqno == g.metadata.Seqno && g.zeroes.Holds(lvm.Segment{Areas: g.areasOf(on)}), nil
-}
-
-// ExtensionOptions are those of the command that makes an extension on the given extents. From now
-// on scans take it for part of the expansion.
-func (e *Expansion) ExtensionOptions(on []layout.Share) lvm.CreateOptions {
-	m := e.volume.group.m
-	m.lock()
-	defer m.unlock()
-	x := e.extension
-	x.group.extensions[x.rec.ID] = true
-	return lvm.CreateOptions{
-		Group: x.group.name, Volume: x.rec.ID, Layout: x.layout, Extents: x.extents, On: on,
-		Tags: extensionTags(x), Options: []string{"--alloc", "normal"},
+	if p.Seqno == g.metadata.Seqno && g.zeroes.Holds(lvm.Segment{Areas: g.areasOf(on)}) {
+		return on, nil, nil
 	}
+	g.extensions[x.rec.ID] = true
+	return on, &lvm.CreateOptions{
+		Group: g.name, Volume: x.rec.ID, Layout: x.layout, Extents: x.extents, On: on,
+		Tags: extensionTags(x), Options: []string{"--alloc", "normal"},
+	}, nil
 }
 
 // SharesOf names the devices and extents that segments in a group lie on.
@@ -264,21 +246,6 @@ func (g *Group) SharesOf(segments []lvm.Segment) []layout.Share {
 	m.lock()
 	defer m.unlock()
 	return g.sharesOf(segments)
-}
-
-// DropExtension makes what may be left of an extension a tombstone, which the journal is to have.
-// It returns false when nothing is left.
-func (e *Expansion) DropExtension() (rec spec.Record, left bool) {
-	m := e.volume.group.m
-	m.lock()
-	defer m.unlock()
-	x, g := e.extension, e.volume.group
-	delete(g.extensions, x.rec.ID)
-	left = g.stale || g.exists[x.rec.ID]
-	if left {
-		m.add(x, Deleted)
-	}
-	return x.rec, left
 }
 
 // Growth is the effect of the command that gave a volume the extents of an expansion: the
@@ -295,13 +262,13 @@ func Grown(e *Expansion, segments []lvm.Segment, unmapped error) Growth {
 }
 
 func (c Growth) steps() uint64 { return 1 }
-func (c Growth) delta() int64  { return -c.e.volume.takesMore(c.e.more) }
+func (c Growth) delta() int64  { return -c.e.Volume.takesMore(c.e.more) }
 func (c Growth) apply(*model) []*Volume {
-	v := c.e.volume
+	v := c.e.Volume
 	c.e.release()
 	if v.pool != nil {
 		v.pool.virtual += c.e.more
-		v.extents = c.e.extents
+		v.extents = c.e.Extents
 	} else {
 		c.grow()
 	}
@@ -310,9 +277,9 @@ func (c Growth) apply(*model) []*Volume {
 
 // grow notes that a volume that is not thin has its new extents, and where they lie.
 func (c Growth) grow() {
-	v, g := c.e.volume, c.e.volume.group
-	g.taken(c.segments, v.bytes(), c.e.extents*g.info.ExtentSize, c.unmapped)
-	v.extents, v.segments = c.e.extents, v.segments+min(c.e.more, g.fragments)
+	v, g := c.e.Volume, c.e.Volume.group
+	g.taken(c.segments, v.bytes(), c.e.Extents*g.info.ExtentSize, c.unmapped)
+	v.extents, v.segments = c.e.Extents, v.segments+min(c.e.more, g.fragments)
 	v.occupy(c.segments, c.unmapped)
 }
 
@@ -325,10 +292,10 @@ func ExtensionMade(e *Expansion, segments []lvm.Segment, unmapped error) Effect 
 }
 
 func (c extensionMade) steps() uint64 { return 1 }
-func (c extensionMade) delta() int64  { return -c.e.extension.extents }
+func (c extensionMade) delta() int64  { return -c.e.Extension.extents }
 func (c extensionMade) apply(*model) []*Volume {
 	c.e.release()
-	x, g := c.e.extension, c.e.volume.group
+	x, g := c.e.Extension, c.e.Volume.group
 	x.notZeroed = g.taken(c.segments, 0, x.bytes(), c.unmapped)
 	x.segments = max(1, int64(len(c.segments)))
 	g.foreign += x.segments
@@ -349,11 +316,11 @@ func ExtensionGiven(given Growth, zeroed []lvm.Segment) Effect { return extensio
 func (c extensionGiven) steps() uint64 { return 2 }
 func (c extensionGiven) delta() int64  { return 0 }
 func (c extensionGiven) apply(*model) []*Volume {
-	x, g := c.e.extension, c.e.volume.group
+	x, g := c.e.Extension, c.e.Volume.group
 	g.zeroes.Free(c.zeroed)
 	c.grow()
 	delete(g.exists, x.rec.ID)
 	delete(g.extensions, x.rec.ID)
 	g.foreign -= x.segments
-	return []*Volume{c.e.volume}
+	return []*Volume{c.e.Volume}
 }

@@ -19,9 +19,9 @@ type making struct {
 	tag string
 	// provisional is true while LVM shows that the volume may be provisional.
 	provisional bool
-	// isOff is set for a new volume that is handed out only without the tag, and closed when that
+	// whenOff is set for a new volume that is handed out only without the tag, and called when that
 	// is off.
-	isOff chan struct{}
+	whenOff func()
 	// offAt is when the tags are to be taken off a volume that is ready.
 	offAt time.Time
 }
@@ -50,18 +50,18 @@ func showsIfComplete(v *Volume) bool {
 	return v.making.tag == spec.TagMaking && !v.halfMade && (!i.Block || i.IsLUKS() || v.pool != nil && !v.IsEncrypted())
 }
 
-// Complete notes that a volume is only to be handed out, and returns what is closed once the tag
-// is taken off it for that. It returns nil if it needs not be: the volume has none, or shows
-// without that whether it is complete.
-func Complete(v *Volume) (isOff <-chan struct{}) {
+// Complete marks a new volume as complete, and reports whether its tag must go before it is handed
+// out: it has one, and nothing else shows that the volume is complete. Then whenOff, which must not
+// block, is called once a command has removed the tag.
+func Complete(v *Volume, whenOff func()) (tagged bool) {
 	m := v.group.m
 	m.lock()
 	defer m.unlock()
 	if v.making.tag == "" || showsIfComplete(v) {
-		return nil
+		return false
 	}
-	v.making.isOff = make(chan struct{})
-	return v.making.isOff
+	v.making.whenOff = whenOff
+	return true
 }
 
 // tagsToTakeOff are those of a volume that is complete. A provisional volume keeps all that it was handed
@@ -70,7 +70,7 @@ func tagsToTakeOff(v *Volume) []string {
 	switch {
 	case v.lifecycle.State() == Ready && !isProvisional(v):
 		return v.making.tags()
-	case v.lifecycle.State() == Creating && v.making.tag != "" && v.making.isOff != nil && v.op != nil && !v.op.cancelled:
+	case v.lifecycle.State() == Creating && v.making.tag != "" && v.making.whenOff != nil && v.op != nil && !v.op.cancelled:
 		return []string{v.making.tag}
 	default:
 		return nil
@@ -154,9 +154,9 @@ func (e untagged) apply(*model) []*Volume {
 			continue
 		}
 		v.making.tag = ""
-		if v.making.isOff != nil {
-			close(v.making.isOff)
-			v.making.isOff = nil // An administrator may put the tag on again.
+		if v.making.whenOff != nil {
+			v.making.whenOff()
+			v.making.whenOff = nil // An administrator may put the tag on again.
 		}
 	}
 	return nil

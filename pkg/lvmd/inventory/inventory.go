@@ -128,6 +128,7 @@ func (m *model) add(v *Volume, in State) {
 func (m *model) markDeleted(v *Volume) {
 	m.enter(v, Deleted)
 	v.op = nil
+	v.abandonEnlargement()
 	m.unname(v)
 }
 

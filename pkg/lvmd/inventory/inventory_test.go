@@ -55,8 +55,8 @@ func admitted(t *testing.T, m *Inventory, extents int64) Admission {
 func TestAnEffectEndsItsReservationInTheSameInstant(t *testing.T) {
 	m, g := scanned(t, Options{})
 	a := admitted(t, m, 4)
-	if n := free(m); n != 6 || a.Step != Make {
-		t.Fatalf("%d extents are free after the admission of 4 of 10, step %v", n, a.Step)
+	if n := free(m); n != 6 || !a.New {
+		t.Fatalf("%d extents are free after the admission of 4 of 10, new %v", n, a.New)
 	}
 	w := m.Watch("", 0)
 	<-w.Wake()
@@ -81,12 +81,12 @@ func TestAnEffectEndsItsReservationInTheSameInstant(t *testing.T) {
 func TestACreationOfWhichLVMMadeNothingLeavesNothing(t *testing.T) {
 	m, g := scanned(t, Options{})
 	a := admitted(t, m, 4)
-	if a.Volume.UndoCreation() || free(m) != 10 || len(m.Inspect()) != 0 {
+	if a.Volume.UndoCreation(true) || free(m) != 10 || len(m.Inspect()) != 0 {
 		t.Errorf("%d extents are free, volumes %v", free(m), m.Inspect())
 	}
 	a = admitted(t, m, 4)
 	g.SetStale()
-	if !a.Volume.UndoCreation() {
+	if !a.Volume.UndoCreation(true) {
 		t.Error("it is forgotten although LVM may have made it")
 	}
 }
@@ -99,7 +99,6 @@ func TestTagsThatAreDueDuringAnOperationAreTakenOffAfterIt(t *testing.T) {
 		a := must.Get(m.AdmitCreation(ident, iolimit.Limits{}, false))(t)
 		v := a.Volume
 		g.BeginChange().Commit(Created(v, nil, errors.New("not mapped")), ondisk.Metadata{Seqno: 2, Size: 1500, Limit: 1 << 20}, ondisk.Placement{})
-		v.FinishCreation()
 		v.End(a.Creation, nil)
 		due, retry := NextToUntag(g)
 		if due || retry.IsZero() {
@@ -123,7 +122,7 @@ func TestTagsThatAreDueDuringAnOperationAreTakenOffAfterIt(t *testing.T) {
 func TestACreationThatIsCancelledBeforeItBeginsIsCancelledThen(t *testing.T) {
 	m, _ := scanned(t, Options{CallerGrace: time.Nanosecond})
 	a := admitted(t, m, 1)
-	a.Creation.Leave()
+	a.Creation.leave()
 	waittest.Until(t, "it is cancelled", func() bool { return m.isCancelled(a.Creation) })
 	cancelled := false
 	a.Creation.Begin(func() { cancelled = true })
@@ -173,7 +172,6 @@ func TestDeviceOfAVolumeLostDuringItsDeletionIsReturned(t *testing.T) {
 	a := admitted(t, m, 1)
 	v := a.Volume
 	g.BeginChange().Commit(Created(v, nil, errors.New("not mapped")), ondisk.Metadata{Seqno: 2, Size: 1500, Limit: 1 << 20}, ondisk.Placement{})
-	v.FinishCreation()
 	v.End(a.Creation, nil)
 	must.Get(m.ClaimForDeletion(ToDelete{ID: v.ID()}))(t)
 	g.ApplyScan(Scan{Group: &lvm.Group{Name: "carve", UUID: "uuid", Seqno: 3, ExtentSize: extent}}, nil)

@@ -211,26 +211,6 @@ func checkPlace(g *Group, name string, l layout.Layout, on []layout.Share, exten
 	return on, nil
 }
 
-// CreateOptions are those of the one command that makes a volume, with what is free now. It fails
-// when the devices have no place for the volume's layout. The caller has the group's slot.
-func (v *Volume) CreateOptions() (lvm.CreateOptions, error) {
-	m := v.group.m
-	m.lock()
-	defer m.unlock()
-	on, err := checkPlace(v.group, "volume "+v.rec.ID, v.layout, v.planCreation(), v.extents)
-	if err != nil {
-		return lvm.CreateOptions{}, err
-	}
-	o := lvm.CreateOptions{
-		Group: v.group.name, Volume: v.rec.ID, Layout: v.layout, Extents: v.extents,
-		On: on, Tags: v.tags(),
-	}
-	if c := m.class(v.rec.Ident.Class); c != nil {
-		o.Options = c.LvcreateOptions
-	}
-	return o, nil
-}
-
 // endsOf says where on each device, by path, the last of a volume's segments ends, in extents.
 func (g *groupScan) endsOf(segments []lvm.Segment) map[string]int64 {
 	ends := map[string]int64{}

@@ -316,7 +316,7 @@ func (m *model) advance(v *Volume, lv *lvm.Volume, d *Diff) {
 		return
 	}
 	if m.resumeCopy(v) {
-		d.Resumed = append(d.Resumed, Admission{Volume: v, Creation: v.op})
+		d.Resumed = append(d.Resumed, Admission{Volume: v, Creation: v.op, Source: m.source(v)})
 		return
 	}
 	// lvmd ended in the middle of the creation, which was never acknowledged.

@@ -61,7 +61,7 @@ func (m *Inventory) AdmitSnapshot(ident spec.Identity) (Admission, error) {
 	}
 	op := m.admit(v, &source{volume: origin, snapshot: true})
 	m.publish(v.group)
-	return Admission{Volume: v, Creation: op, Step: MakeFromSource}, nil
+	return Admission{Volume: v, Creation: op, New: true, Source: m.source(v)}, nil
 }
 
 // snapshotFits refuses a snapshot, which takes so many bytes of the group's metadata, that there

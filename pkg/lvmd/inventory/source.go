@@ -7,7 +7,6 @@ import (
 
 	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/filesystem"
-	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvmd/apierror"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 	"github.com/carve-csi/carve/pkg/lvmd/zeroed"
@@ -23,9 +22,7 @@ type source struct {
 	snapshot bool
 	// have is how many extents the new volume has of those that it will have.
 	have int64
-	// handle is the source's device while it is copied, and copied how much of
-	// it is.
-	handle blockdev.Handle
+	// copied counts the bytes copied so far.
 	copied int64
 }
 
@@ -111,78 +108,32 @@ func (m *model) chooseFor(c *class, ident *spec.Identity) (*classGroup, fit, *so
 	return in, f, &source{volume: origin}, err
 }
 
-// Source is what a volume is being made of.
+// Source is what a volume is made of.
 type Source struct {
-	of *Volume
-	// Volume is pinned.
+	// Volume is pinned until the creation ends.
 	Volume *Volume
-	// Snapshot is true when the volume is made by a snapshot in the source's pool, and
-	// false when the source is copied.
+	// Snapshot is true if the volume is made by a snapshot in the source's pool, and
+	// false if the source is copied.
 	Snapshot bool
-	// Handle is the source's device while it is copied.
-	Handle blockdev.Handle
 	// Since is how much was written to the source when its copy began, and Copied how much of it
 	// the journal has as copied.
 	Since  blockdev.WriteMark
 	Copied int64
-	// Limit is what limits the rate of copies; nil is no limit.
+	// Limit limits the rate of the copy; nil is no limit.
 	Limit *rate.Limiter
-	// NotZeroed is where the new volume may not hold zeroes, and MustBeZeroed whether all that
-	// its user sees of it must.
-	NotZeroed    zeroed.Set
-	MustBeZeroed bool
-}
-
-// Source returns what a volume is being made of, or nil.
-func (v *Volume) Source() *Source {
-	m := v.group.m
-	m.lock()
-	defer m.unlock()
-	return m.source(v)
+	// Handle is the source's device while it is copied, which the creation opens and closes.
+	Handle blockdev.Handle
 }
 
 func (m *model) source(v *Volume) *Source {
 	if v.source == nil {
 		return nil
 	}
-	s := &Source{
-		of: v, Volume: v.source.volume, Snapshot: v.source.snapshot, Handle: v.source.handle,
-		Since: v.rec.Source, Copied: v.rec.Copied, NotZeroed: v.notZeroed, MustBeZeroed: m.mustBeZeroed(v.rec.Ident),
-	}
+	s := &Source{Volume: v.source.volume, Snapshot: v.source.snapshot, Since: v.rec.Source, Copied: v.rec.Copied}
 	if c := m.class(v.rec.Ident.Class); c != nil {
 		s.Limit = c.copying
 	}
 	return s
-}
-
-// SetHandle notes the open device of the source of a copy.
-func (s *Source) SetHandle(h blockdev.Handle) {
-	v := s.of
-	m := v.group.m
-	m.lock()
-	defer m.unlock()
-	v.source.handle = h
-}
-
-// TakeHandle returns the source's open device, which the caller closes, or nil.
-func (s *Source) TakeHandle() blockdev.Handle {
-	s.of.group.m.lock()
-	defer s.of.group.m.unlock()
-	h := s.of.source.handle
-	s.of.source.handle = nil
-	return h
-}
-
-// ContinueFrom notes the device of a volume that LVM has made, if it has one, and returns what it
-// is made of.
-func (v *Volume) ContinueFrom(d *lvm.Device) *Source {
-	m := v.group.m
-	m.lock()
-	defer m.unlock()
-	if d != nil {
-		v.device, v.conditions = *d, nil
-	}
-	return m.source(v)
 }
 
 // tooSmall reports whether the volume was made by a snapshot and is yet to be
@@ -195,25 +146,27 @@ func (v *Volume) tooSmall() bool {
 	return err == nil && want > v.extents
 }
 
-// NoteCopied notes how much of a source is copied, and notifies watchers if publish is set.
-func (s *Source) NoteCopied(bytes int64, publish bool) {
-	v := s.of
-	m := v.group.m
-	m.lock()
-	defer m.unlock()
-	v.source.copied = bytes
-	if publish {
-		m.publish(v.group, v)
-	}
+// Progress is how far a copy is.
+type Progress struct {
+	// Copied counts bytes, and Since is how much was written to the source when the copy began.
+	Copied int64
+	Since  blockdev.WriteMark
+	// Durable is true if the journal is to have it, and Publish if watchers are notified.
+	Durable, Publish bool
 }
 
-// RecordCopied is NoteCopied for what is durable, and returns what the journal is to have.
-func (s *Source) RecordCopied(bytes int64, since blockdev.WriteMark) spec.Record {
-	v := s.of
+// NoteProgress takes over how far the copy to a volume is, and returns what the journal is to have.
+func (v *Volume) NoteProgress(p Progress) spec.Record {
 	m := v.group.m
 	m.lock()
 	defer m.unlock()
-	v.rec.Copied, v.rec.Source = bytes, since
+	v.source.copied = p.Copied
+	if p.Durable {
+		v.rec.Copied, v.rec.Source = p.Copied, p.Since
+	}
+	if p.Publish {
+		m.publish(v.group, v)
+	}
 	return v.rec
 }
 
@@ -237,39 +190,9 @@ func (m *model) resumeCopy(v *Volume) bool {
 	return true
 }
 
-// SnapshotOptions are those of the command that makes a volume or snapshot of its source.
-func (s *Source) SnapshotOptions() lvm.SnapshotOptions {
-	v := s.of
-	m := v.group.m
-	m.lock()
-	defer m.unlock()
-	return lvm.SnapshotOptions{
-		Group: v.group.name, Origin: v.source.volume.rec.ID, Volume: v.rec.ID,
-		Tags: v.tags(), Inactive: v.rec.Ident.Snapshot,
-	}
-}
-
-type snapshotted struct{ v *Volume }
-
-// Snapshotted is the effect of the command that made a volume or snapshot of its source.
-func Snapshotted(v *Volume) Effect { return snapshotted{v} }
-
-func (e snapshotted) steps() uint64 { return lvm.ThinSteps }
-func (e snapshotted) delta() int64  { return 0 }
-func (e snapshotted) apply(*model) []*Volume {
-	v, p := e.v, e.v.pool
-	v.unreserve()
-	v.source.have = v.source.volume.extents
-	p.virtual += v.source.have
-	p.expanding += v.extents - v.source.have
-	v.group.exists[v.rec.ID] = true
-	return nil
-}
-
-// Enlargement is to how many extents a volume that was made by a snapshot is to be enlarged;
-// zero when it has them. It fails where the pool has no space for them.
-func (s *Source) Enlargement() (extents int64, err error) {
-	v := s.of
+// Enlargement returns the size, in extents, that a volume made by a snapshot is yet to be enlarged
+// to, or zero if it has that. It fails if the pool has no space.
+func (v *Volume) Enlargement() (extents int64, err error) {
 	m := v.group.m
 	m.lock()
 	defer m.unlock()
@@ -283,15 +206,11 @@ func (s *Source) Enlargement() (extents int64, err error) {
 	return v.extents, nil
 }
 
-// AbandonEnlargement gives back what is reserved for an enlargement that did not take place.
-func (s *Source) AbandonEnlargement() {
-	v := s.of
-	m := v.group.m
-	m.lock()
-	defer m.unlock()
-	if have := v.source.have; have < v.extents {
-		v.pool.expanding -= v.extents - have
-		v.extents = have
+// abandonEnlargement releases what is reserved to enlarge a volume made by a snapshot.
+func (v *Volume) abandonEnlargement() {
+	if s := v.source; s != nil && s.snapshot && s.have > 0 && s.have < v.extents {
+		v.pool.expanding -= v.extents - s.have
+		v.extents = s.have
 	}
 }
 

@@ -207,7 +207,7 @@ func (n *node) start(crash func(m *inventory.Inventory, point string)) (m *inven
 		LVM: n.lvm, Journal: n.journal, Inventory: m, Log: log, StateDir: n.t.TempDir(), Work: work,
 		Probe:   func(string) (filesystem.Info, error) { return filesystem.Info{}, filesystem.ErrUnformatted },
 		Inspect: func(string, string) (luks.State, error) { return luks.Made, nil },
-		Spawn:   func(do func()) { background.Go(do) }, Resume: func(*inventory.Volume, *inventory.Creation) {},
+		Spawn:   func(do func()) { background.Go(do) }, Resume: func(inventory.Admission) {},
 		Responding: func(bool) {}, Scanned: func() {},
 	})
 	n.groups = groups

@@ -50,7 +50,7 @@ type Options struct {
 	// Spawn runs a function in the background, unless lvmd is stopping.
 	Spawn func(func())
 	// Resume continues a creation that a scan found to have been interrupted.
-	Resume func(*inventory.Volume, *inventory.Creation)
+	Resume func(inventory.Admission)
 	// Responding is called when LVM stops or begins to answer for the groups.
 	Responding func(all bool)
 	// Scanned is called after each scan.

@@ -19,8 +19,8 @@ func (s *Groups) persist(g *Group, diff inventory.Diff) error {
 	for _, h := range diff.Closed {
 		_ = h.Close()
 	}
-	for _, r := range diff.Resumed {
-		s.Resume(r.Volume, r.Creation)
+	for _, a := range diff.Resumed {
+		s.Resume(a)
 	}
 	if diff.Pinned {
 		identity := g.Pinned()

@@ -103,7 +103,7 @@ func (f *fixture) start(uuids ...string) {
 		},
 		Inspect: func(string, string) (luks.State, error) { return luks.Blank, nil },
 		Spawn:   func(do func()) { background.Go(do) },
-		Resume:  func(*inventory.Volume, *inventory.Creation) {},
+		Resume:  func(inventory.Admission) {},
 		Responding: func(all bool) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
