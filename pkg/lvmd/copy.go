@@ -131,7 +131,7 @@ type copyRun struct {
 	limit *rate.Limiter
 	// since is how much was written to the source when its copy began.
 	since blockdev.WriteMark
-	// recorded is how much is copied durably, as the journal says, and recordedAt since when.
+	// recorded counts the bytes that are copied durably, as the journal says, and recordedAt since when.
 	recorded   int64
 	recordedAt time.Time
 	// reported is when watchers were last notified.

@@ -63,7 +63,7 @@ func (s *Service) CreateVolume(ctx context.Context, r *lvmdv1.CreateVolumeReques
 	return &lvmdv1.CreateVolumeResponse{Volume: v}, nil
 }
 
-// admitVolume decides about a request for a volume, and begins the creation that it leads to.
+// admitVolume answers a request for a volume, and begins a new creation.
 func (s *creator) admitVolume(ident spec.Identity, limits iolimit.Limits, provisional bool) (inventory.Admission, error) {
 	release, err := s.admit()
 	if err != nil {
@@ -93,7 +93,7 @@ func (s *creator) admitSnapshot(ident spec.Identity) (inventory.Admission, error
 	return a, nil
 }
 
-// beginAdmitted begins the creation that an admission leads to.
+// beginAdmitted begins a creation that is new.
 func (s *creator) beginAdmitted(a inventory.Admission) {
 	switch {
 	case !a.New:
@@ -190,8 +190,8 @@ func (s *creator) checkSectors(v *inventory.Volume, from *inventory.Source) erro
 	return nil
 }
 
-// undo takes back a creation whose command failed: LVM's metadata, which
-// was scanned after the failure, says whether anything was made.
+// undo undoes a creation whose command failed. The scan after the failure shows whether LVM made
+// anything.
 func (s *creator) undo(v *inventory.Volume) {
 	if v.UndoCreation(true) {
 		s.markDeleted(v)
@@ -202,7 +202,7 @@ func (s *creator) undo(v *inventory.Volume) {
 	}
 }
 
-// ended undoes a volume whose making failed after LVM made it, unless it is a copy that the next
+// ended undoes a creation that failed after LVM made the volume, unless it is a copy that the next
 // run of lvmd continues.
 func (s *creator) ended(v *inventory.Volume, err error) error {
 	err = apierror.Begun(err)
@@ -214,8 +214,7 @@ func (s *creator) ended(v *inventory.Volume, err error) error {
 	return err
 }
 
-// finish brings a volume that LVM has made to the state that its users
-// expect.
+// finish fills a volume that LVM has made, and completes it.
 func (s *creator) finish(ctx context.Context, v *inventory.Volume, from *inventory.Source) error {
 	if err := s.prepare(ctx, v, from); err != nil {
 		return err
@@ -224,7 +223,7 @@ func (s *creator) finish(ctx context.Context, v *inventory.Volume, from *invento
 	return s.complete(ctx, v, from)
 }
 
-// complete makes a volume ready in the journal that holds what its users expect.
+// complete hands out a volume, and journals it as ready.
 func (s *creator) complete(ctx context.Context, v *inventory.Volume, _ *inventory.Source) error {
 	if err := s.handOut(ctx, v); err != nil {
 		return err
@@ -241,13 +240,12 @@ func (s *creator) complete(ctx context.Context, v *inventory.Volume, _ *inventor
 	return nil
 }
 
-// handOut takes off a volume the tag that says that it was never handed out, if only that shows
-// whether it is complete, and off those that are complete by then, so that a burst of creations
-// needs few commands for that. The daemon asks for the group's slot itself: what is complete does
-// not wait behind what is yet to be made. Off all others the tag is taken later, see
-// reclaim.Reclaimer.
+// handOut removes the tag of a volume that may never have been handed out, if only the tag shows
+// whether it is complete. The same command removes the tags of the volumes that are complete by then, so
+// that a burst of creations needs few. The daemon asks for the group's slot itself: complete volumes do
+// not wait behind others' creations. reclaim.Reclaimer removes all other tags later.
 func (s *creator) handOut(ctx context.Context, v *inventory.Volume) error {
-	// The wait for the slot ends when another volume's command was this one's, too.
+	// The command of another volume may remove this tag, too, which ends the wait for the slot.
 	waiting, stop := context.WithCancel(fairqueue.WithoutTenant(ctx))
 	defer stop()
 	if !inventory.Complete(v, stop) {
@@ -261,7 +259,7 @@ func (s *creator) handOut(ctx context.Context, v *inventory.Volume) error {
 		}
 		err := s.untag(ctx, g, batch, tags)
 		if err != nil && len(batch) > 1 {
-			// Another one may be gone.
+			// One of the others may be gone.
 			batch = batch[:1]
 			err = s.untag(ctx, g, batch, tags)
 		}
@@ -278,7 +276,7 @@ func (s *creator) untag(ctx context.Context, g *volumegroup.Group, batch []*inve
 	return s.lvm.Untag(volumegroup.ForClassOf(ctx, batch...), g.Name(), reclaim.IDs(batch), tags...)
 }
 
-// prepare clears what must not show of what lay there before, and formats.
+// prepare fills a volume from its source, or clears and formats it.
 func (s *creator) prepare(ctx context.Context, v *inventory.Volume, from *inventory.Source) error {
 	if from != nil {
 		if err := s.fillFrom(ctx, v, from); err != nil {
@@ -313,8 +311,7 @@ func (s *creator) prepare(ctx context.Context, v *inventory.Volume, from *invent
 	}
 }
 
-// blank makes sure that nothing shows of what lay where a volume lies, and
-// returns its device.
+// blank clears what an earlier volume may have left where the volume lies, and returns its device.
 func (s *creator) blank(ctx context.Context, v *inventory.Volume) (lvm.Device, error) {
 	if v.IsEncrypted() {
 		return s.encrypt(ctx, v)

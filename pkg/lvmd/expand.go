@@ -13,11 +13,10 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/volumegroup"
 )
 
-// expander makes volumes larger.
+// expander expands volumes.
 type expander struct{ *core }
 
-// ExpandVolume implements lvmdv1.LVMDServer. LVM's commit is the one effect,
-// and a retry finds it done.
+// ExpandVolume implements lvmdv1.LVMDServer. LVM's commit is the only effect, and a retry finds it done.
 func (s *Service) ExpandVolume(ctx context.Context, r *lvmdv1.ExpandVolumeRequest) (*lvmdv1.ExpandVolumeResponse, error) {
 	if r.GetId() == "" {
 		return nil, apierror.InvalidField("id", "it is empty")
@@ -59,8 +58,8 @@ func (s *expander) expand(ctx context.Context, r *lvmdv1.ExpandVolumeRequest) (*
 	return e.Volume, nil
 }
 
-// begin decides about a request. It carries out a new expansion with an extension in the background;
-// without one, mustExtend is true and the caller carries it out.
+// begin answers a request for an expansion, and carries out a new one in the background if it has an
+// extension. mustExtend is true if the caller carries it out.
 func (s *expander) begin(r *lvmdv1.ExpandVolumeRequest) (e *inventory.Expansion, mustExtend bool, err error) {
 	release, err := s.admit()
 	if err != nil {
@@ -93,8 +92,7 @@ func (s *expander) end(e *inventory.Expansion, err error) {
 	s.groups.Of(e.Volume).Reclaim()
 }
 
-// extend has LVM choose the new extents and add them to the volume: what they hold does
-// not matter.
+// extend has LVM choose the new extents and add them to the volume, whatever they hold.
 func (s *expander) extend(ctx context.Context, e *inventory.Expansion) error {
 	s.crash("expand: admitted")
 	v := e.Volume
@@ -116,9 +114,9 @@ func (s *expander) grow(ctx context.Context, e *inventory.Expansion, on []layout
 	return s.grown(e, s.lvm.Extend(volumegroup.ForClassOf(ctx, v), v.Group().Name(), v.ID(), e.Extents, on...))
 }
 
-// growAt is grow by extents that hold zeroes as long as the group has this sequence number: another program that
-// changed the group may have had them. It could not be looked at afterwards: the volume's user sees the extents as
-// soon as the volume has them.
+// growAt is grow by extents that hold zeroes if the group still has the sequence number: another program
+// that changed the group may have used them. A check afterwards is too late, as the volume's user sees the
+// extents at once.
 func (s *expander) growAt(ctx context.Context, e *inventory.Expansion, seqno uint64, on []layout.Share) (inventory.Growth, error) {
 	v, group := e.Volume, e.Volume.Group().Name()
 	err := s.lvm.ExtendAt(volumegroup.ForClassOf(ctx, v), seqno, group, v.ID(), e.Extents, on...)
@@ -128,7 +126,7 @@ func (s *expander) growAt(ctx context.Context, e *inventory.Expansion, seqno uin
 	return s.grown(e, err)
 }
 
-// grown is what the command did that gave a volume the extents of an expansion.
+// grown returns the effect of a command that gave a volume the extents of an expansion.
 func (s *expander) grown(e *inventory.Expansion, err error) (inventory.Growth, error) {
 	if err != nil {
 		return inventory.Growth{}, err
@@ -144,7 +142,7 @@ func (s *expander) grown(e *inventory.Expansion, err error) (inventory.Growth, e
 // the volume's size changes once. When lvmd ends in between, the next scan finds the
 // extension by its tag and removes it; the expansion begins again when it is requested again.
 
-// extendZeroed makes a volume larger by extents that read as zeroes.
+// extendZeroed expands a volume by extents that read as zeroes.
 func (s *expander) extendZeroed(ctx context.Context, e *inventory.Expansion) error {
 	s.crash("expand: admitted")
 	g := s.groups.Of(e.Volume)
@@ -170,8 +168,8 @@ func (s *expander) extendZeroed(ctx context.Context, e *inventory.Expansion) err
 	return nil
 }
 
-// allocate takes the extents for an expansion. Where all of them are known to hold zeroes,
-// the volume gets them at once and done is true; otherwise the extension does.
+// allocate allocates the extents for an expansion: to the volume itself if all are known to hold zeroes,
+// and done is true then; otherwise to the extension.
 func (s *expander) allocate(ctx context.Context, g *volumegroup.Group, e *inventory.Expansion) (done bool, err error) {
 	err = s.groups.Change(ctx, g, func(ctx context.Context) (inventory.Effect, error) {
 		p, err := s.lvm.Placement(g.Name())

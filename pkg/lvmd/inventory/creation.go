@@ -14,23 +14,21 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/zeroed"
 )
 
-// Creation is the making of one volume. Callers of the same name join it. It is
-// cancelled when no caller has waited for it for Options.CallerGrace.
+// Creation creates one volume. Requests for the same name join it. It is cancelled once no caller has
+// waited for it for Options.CallerGrace.
 type Creation struct {
 	m    *model
 	done chan struct{}
-	// cancel ends the creation; nil before it has begun.
+	// cancel is nil before Begin.
 	cancel func()
 	// waiters counts the callers.
 	waiters int
-	// abandoned cancels the creation when no caller joins it in time; nil while there is
-	// one.
+	// abandoned cancels the creation unless a caller joins it in time; nil while there are callers.
 	abandoned *time.Timer
-	// cancelled is true once it is cancelled.
 	cancelled bool
-	// lasting is true for what goes on when all callers have gone.
+	// lasting is true of a creation that needs no caller.
 	lasting bool
-	// volume and err are the result, valid once done is closed.
+	// volume and err are valid once done is closed.
 	volume *lvmdv1.Volume
 	err    error
 }
@@ -53,7 +51,7 @@ func (op *Creation) join() {
 	op.attended()
 }
 
-// attended ends the time within which a caller must come.
+// attended stops the timer that waits for a caller.
 func (op *Creation) attended() {
 	if op.abandoned != nil {
 		op.abandoned.Stop()
@@ -61,7 +59,7 @@ func (op *Creation) attended() {
 	}
 }
 
-// stop cancels the creation, which is undone.
+// stop cancels the creation.
 func (op *Creation) stop() {
 	op.cancelled = true
 	if op.cancel != nil {
@@ -69,24 +67,23 @@ func (op *Creation) stop() {
 	}
 }
 
-// isUnattended reports whether the creation goes on although no caller waits for it.
+// isUnattended reports whether the creation runs without a caller.
 func (op *Creation) isUnattended() bool { return op.lasting || op.waiters == 0 }
 
-// Admission is what a request for a volume leads to.
+// Admission is the answer to a request for a volume.
 type Admission struct {
-	// Volume is the volume's, and Creation what its caller waits for; nil when it is ready.
-	Volume   *Volume
+	Volume *Volume
+	// Creation is what the caller waits for; nil if the volume is ready.
 	Creation *Creation
 	// New is true if the caller carries out the creation, of Source unless that is nil.
 	New    bool
 	Source *Source
-	// Ready is the report of a volume that is ready.
+	// Ready reports a volume that is ready; nil for a snapshot.
 	Ready *lvmdv1.Volume
 }
 
-// AdmitCreation decides about a request at one instant: the volume is there, or its
-// creation is under way and joined, or there is space, which is reserved. A volume that is there
-// keeps its limits, and stays provisional or not.
+// AdmitCreation finds the volume, joins its creation, or reserves space for a new one, all at one
+// instant. An existing volume keeps its limits, and stays provisional or not.
 func (m *Inventory) AdmitCreation(ident spec.Identity, limits iolimit.Limits, provisional bool) (Admission, error) {
 	m.lock()
 	defer m.unlock()
@@ -152,7 +149,7 @@ func newRecord(id string, g *Group, ident spec.Identity) spec.Record {
 	}
 }
 
-// joinCreation is AdmitCreation for a name that a volume has.
+// joinCreation is AdmitCreation for the name of an existing volume.
 func (m *model) joinCreation(v *Volume, ident *spec.Identity) (Admission, error) {
 	if d := v.rec.Ident.Difference(*ident); d != "" {
 		return Admission{}, apierror.RequestDiffers(ident.Name, d)
@@ -173,12 +170,12 @@ func (m *model) joinCreation(v *Volume, ident *spec.Identity) (Admission, error)
 	return Admission{Volume: v, Creation: v.op}, nil
 }
 
-// errDeleting refuses to hand out again what a deletion has claimed: its caller would use what is gone a moment later.
+// errDeleting rejects a request for a volume that a deletion has claimed: it is gone a moment later.
 func errDeleting(v *Volume) error {
 	return apierror.OperationPending("%q is being deleted", v.rec.Ident.Name)
 }
 
-// admit takes in a new volume, for which it reserves the space, and its creation.
+// admit adds a new volume, reserves its space and begins its creation.
 func (m *model) admit(v *Volume, from *source) *Creation {
 	v.making.tag, v.making.provisional = makingTag(from), v.rec.Provisional
 	v.reserve()
@@ -196,7 +193,7 @@ func (m *model) beginCreation(v *Volume) *Creation {
 	return v.op
 }
 
-// Begin has a creation cancelled by cancel. If it was cancelled before, that is called at once.
+// Begin sets the function that cancels the creation, and calls it if the creation is cancelled already.
 func (op *Creation) Begin(cancel func()) {
 	m := op.m
 	m.lock()
@@ -215,7 +212,7 @@ func (v *Volume) End(op *Creation, err error) {
 	defer m.unlock()
 	v.op = nil
 	if err != nil && v.pool != nil && v.source != nil {
-		v.group.stale = true // How large it is, is not known when the command failed that should enlarge it.
+		v.group.stale = true // The command that enlarges the volume may have failed late.
 	}
 	op.attended()
 	v.unpin()
@@ -248,8 +245,7 @@ func (op *Creation) leave() {
 	})
 }
 
-// BeginReformat gives a claimed volume to a creation: its key is gone, since lost, or the journal
-// has no end of that.
+// BeginReformat begins to create anew a claimed volume whose key was lost at the given time.
 func (v *Volume) BeginReformat(lost time.Time) *Creation {
 	m := v.group.m
 	m.lock()
@@ -307,8 +303,8 @@ func (v *Volume) PlanCreation() (Command, error) {
 	return Command{Create: o}, nil
 }
 
-// NotZeroed is where a new volume may not hold zeroes. all is true if everything
-// that its user sees of it must.
+// NotZeroed returns where a new volume may not hold zeroes. all is true if its user must find zeroes
+// everywhere.
 func (v *Volume) NotZeroed() (where zeroed.Set, all bool) {
 	m := v.group.m
 	m.lock()
@@ -340,8 +336,6 @@ func (e created) delta() int64 { return -e.v.takes(e.v.extents) }
 
 func (e created) apply(*model) []*Volume {
 	v, g := e.v, e.v.group
-	// The volume is reported as being created, with its size, since it
-	// was admitted: nothing of that changes here.
 	v.unreserve()
 	g.exists[v.rec.ID] = true
 	switch from := v.source; {

@@ -64,9 +64,9 @@ func extensionTags(extension *Volume) []string {
 func isExtension(tags []string) bool { return slices.Contains(tags, spec.TagExtension) }
 
 // AdmitExpansion claims the volume and reserves the space. The caller then carries out the expansion;
-// cancel ends it if it has an extension. isNew is false if there is nothing to do but to wait: the
-// volume has the size already, or an expansion to it is under way. Sizes are in bytes; a limit of
-// zero is none.
+// a deletion cancels one that has an extension. isNew is false if the caller only has to wait: the
+// volume has the size already, or another caller expands it to that. Sizes are in bytes; limit is
+// zero for none.
 func (m *Inventory) AdmitExpansion(id string, required, limit int64, cancel func()) (e *Expansion, isNew bool, err error) {
 	m.lock()
 	defer m.unlock()
@@ -113,15 +113,15 @@ func (m *Inventory) AdmitExpansion(id string, required, limit int64, cancel func
 	return e, true, nil
 }
 
-// checkExpansion refuses what something depends on, or there is no free space for, in the
-// group or in its metadata.
+// checkExpansion rejects the expansion of a volume that others depend on, or that lacks free space in
+// the group or its metadata.
 func (m *model) checkExpansion(e *Expansion) error {
 	v, more := e.Volume, e.more
 	if err := v.dependents.refuse(v.group.name, v.rec.ID); err != nil {
 		return err
 	}
 	g := v.group
-	// A class that is not configured any more keeps no reserve.
+	// A class that is no longer configured keeps no reserve.
 	free := max(0, g.allocatable-g.creating-g.expanding)
 	if v.pool != nil {
 		free = v.pool.free()
@@ -156,8 +156,8 @@ func (m *model) checkExpansion(e *Expansion) error {
 	return nil
 }
 
-// mostExtents is how many extents a volume can have at most where nothing else is on the disks of
-// its class, besides a reserve of so many.
+// mostExtents returns the size, in extents, that a volume could have if only the reserve were on the
+// disks of its class.
 func mostExtents(v *Volume, reserve int64) int64 {
 	if v.pool != nil {
 		return max(v.pool.limit(), v.extents)
@@ -190,7 +190,7 @@ func (e *Expansion) End(err error) (left *spec.Record) {
 	return left
 }
 
-// release gives back what is reserved for the expansion, once.
+// release releases the reservation, once.
 func (e *Expansion) release() {
 	if e.reserved {
 		e.reserved = false
@@ -198,8 +198,8 @@ func (e *Expansion) release() {
 	}
 }
 
-// PlanGrowth chooses the devices for an expansion; none where LVM is to choose. It fails when they
-// have no place for it. The caller has the group's slot.
+// PlanGrowth chooses the devices for an expansion, or none where LVM chooses. It fails if they lack the
+// space. The caller has the group's slot.
 func (e *Expansion) PlanGrowth() ([]layout.Share, error) {
 	v := e.Volume
 	m := v.group.m
@@ -211,12 +211,11 @@ func (e *Expansion) PlanGrowth() ([]layout.Share, error) {
 	return checkPlace(v.group, "volume "+v.rec.ID, v.layout, v.planGrowth(e.more), e.more)
 }
 
-// ChooseExtents chooses the extents by which a volume grows, which the volume can have at once if all
-// of them are known to hold zeroes. Otherwise it returns the command that makes the extension on them,
-// which scans take for part of the expansion from then on. p is where everything lies in the group,
-// and segments where the volume does. The caller has the group's slot, and has just read p: what is
-// known of zeroes is true of one sequence number, and another program that raised it may have written
-// to free extents.
+// ChooseExtents chooses the extents by which a volume grows. It also returns the command that makes the
+// extension on them, unless all are known to hold zeroes: then the volume can have them at once. p is
+// the placement of the group, and segments that of the volume. The caller has the group's slot, and has
+// just read p: the known zeroes belong to one sequence number, and another program that raised it may
+// have written to free extents.
 func (e *Expansion) ChooseExtents(p ondisk.Placement, segments []lvm.Segment) (on []layout.Share, extension *lvm.CreateOptions, err error) {
 	v, g, x := e.Volume, e.Volume.group, e.Extension
 	g.m.lock()
@@ -240,7 +239,7 @@ func (e *Expansion) ChooseExtents(p ondisk.Placement, segments []lvm.Segment) (o
 	}, nil
 }
 
-// SharesOf names the devices and extents that segments in a group lie on.
+// SharesOf returns the devices and extents of segments in a group.
 func (g *Group) SharesOf(segments []lvm.Segment) []layout.Share {
 	m := g.m
 	m.lock()
@@ -275,7 +274,7 @@ func (c Growth) apply(*model) []*Volume {
 	return []*Volume{v}
 }
 
-// grow notes that a volume that is not thin has its new extents, and where they lie.
+// grow gives a volume that is not thin its new extents.
 func (c Growth) grow() {
 	v, g := c.e.Volume, c.e.Volume.group
 	g.taken(c.segments, v.bytes(), c.e.Extents*g.info.ExtentSize, c.unmapped)
@@ -303,14 +302,14 @@ func (c extensionMade) apply(*model) []*Volume {
 	return nil
 }
 
-// extensionGiven is an extension that is no more, and whose extents the volume has.
+// extensionGiven is an extension whose extents the volume has taken over.
 type extensionGiven struct {
 	Growth
 	zeroed []lvm.Segment
 }
 
-// ExtensionGiven is the effect of two commands: one removed an extension, which lay in the
-// segments zeroed, and the other had the effect given, by which the volume has its extents.
+// ExtensionGiven is the effect of two commands: one removed the extension, which lay in the zeroed
+// segments, and the other, with the effect given, added its extents to the volume.
 func ExtensionGiven(given Growth, zeroed []lvm.Segment) Effect { return extensionGiven{given, zeroed} }
 
 func (c extensionGiven) steps() uint64 { return 2 }

@@ -12,21 +12,19 @@ import (
 // them off all that are made meanwhile.
 const untagDelay = time.Second
 
-// making is how a volume is handed out.
+// making holds the tags that a volume has from its creation until lvmd removes them.
 type making struct {
-	// tag is what shows that it may never have been handed out. It is on the volume from the command
-	// that makes it until it is taken off; empty after that.
+	// tag shows that the volume may never have been handed out; empty once it is removed.
 	tag string
 	// provisional is true while LVM shows that the volume may be provisional.
 	provisional bool
-	// whenOff is set for a new volume that is handed out only without the tag, and called when that
-	// is off.
+	// whenOff is called once tag is removed; nil unless the volume's creation waits for that.
 	whenOff func()
-	// offAt is when the tags are to be taken off a volume that is ready.
+	// offAt is the time to remove the tags of a volume that is ready.
 	offAt time.Time
 }
 
-// tags are those of both kinds that the volume has.
+// tags returns the tags of both kinds.
 func (m *making) tags() []string {
 	var tags []string
 	if m.tag != "" {
@@ -38,13 +36,13 @@ func (m *making) tags() []string {
 	return tags
 }
 
-// isMaking reports whether LVM shows that the volume may never have been handed out. What a user has
-// encrypted was, though its tag is not off yet.
+// isMaking reports whether the volume may never have been handed out, as far as LVM shows. A volume that
+// its user has encrypted was, though it still has the tag.
 func (v *volumeScan) isMaking() bool { return v.making.tag != "" && !v.tagged }
 
-// showsIfComplete reports whether what is on a volume, or its size, shows whether it is complete: a
-// file system, a header, or thin volumes, which hold what they are to hold from the command on that
-// makes them or gives them their size. A copy shows what its source does before it is complete.
+// showsIfComplete reports whether the contents or the size of a volume show whether it is complete: it
+// has a file system or a header, or it is thin, and so complete after the command that creates or
+// enlarges it. A copy looks like its source before it is complete.
 func showsIfComplete(v *Volume) bool {
 	i := &v.rec.Ident
 	return v.making.tag == spec.TagMaking && !v.halfMade && (!i.Block || i.IsLUKS() || v.pool != nil && !v.IsEncrypted())
@@ -64,8 +62,8 @@ func Complete(v *Volume, whenOff func()) (tagged bool) {
 	return true
 }
 
-// tagsToTakeOff are those of a volume that is complete. A provisional volume keeps all that it was handed
-// out with until it is kept, so that one command takes them off.
+// tagsToTakeOff returns the tags to remove from a complete volume. A provisional volume has its tags until
+// it is kept, so that one command removes both.
 func tagsToTakeOff(v *Volume) []string {
 	switch {
 	case v.lifecycle.State() == Ready && !isProvisional(v):
@@ -77,8 +75,8 @@ func tagsToTakeOff(v *Volume) []string {
 	}
 }
 
-// NextToUntag reports whether tags are to be taken off volumes of a group that were handed out with
-// them. When all of them may keep theirs yet, it returns until when; the zero time means for an event.
+// NextToUntag reports whether volumes of a group that were handed out with tags are due to lose them. If
+// none is due, retry is the earliest due time, or zero to wait for an event.
 func NextToUntag(g *Group) (due bool, retry time.Time) {
 	m := g.m
 	now := time.Now()
@@ -90,7 +88,7 @@ func NextToUntag(g *Group) (due bool, retry time.Time) {
 	for _, v := range m.volumes {
 		switch {
 		case v.group == g && v.lifecycle.State().IsClaim() && len(v.making.tags()) > 0:
-			// There is no event when the operation that has it ends.
+			// The end of the operation raises no event.
 			retry = wakeup.Earlier(retry, now.Add(untagDelay))
 		case v.group != g || v.lifecycle.State() != Ready || len(tagsToTakeOff(v)) == 0:
 		case v.making.offAt.After(now):
@@ -102,8 +100,8 @@ func NextToUntag(g *Group) (due bool, retry time.Time) {
 	return due, retry
 }
 
-// ToUntag are at most so many complete volumes of a group that have the same tags to be taken off.
-// There are none if first is not nil and was handed out with others.
+// ToUntag returns up to most complete volumes of a group with the same tags to remove, first among them
+// unless that is nil. It returns none if first has no tag any more.
 func ToUntag(g *Group, first *Volume, most int) (batch []*Volume, tags []string) {
 	m := g.m
 	m.lock()
@@ -125,7 +123,7 @@ func ToUntag(g *Group, first *Volume, most int) (batch []*Volume, tags []string)
 	return batch, tags
 }
 
-// PostponeUntag delays the next attempt on volumes that still have their tags.
+// PostponeUntag delays the next attempt to remove the volumes' tags.
 func PostponeUntag(batch []*Volume) {
 	m := batch[0].group.m
 	m.lock()
@@ -140,7 +138,7 @@ type untagged struct {
 	tags  []string
 }
 
-// Untagged is the effect of the command that takes tags off volumes.
+// Untagged is the effect of the command that removes tags from volumes.
 func Untagged(batch []*Volume, tags []string) Effect { return untagged{batch, tags} }
 
 func (e untagged) steps() uint64 { return uint64(len(e.batch)) }

@@ -13,26 +13,25 @@ import (
 	"github.com/carve-csi/carve/pkg/quantity"
 )
 
-// source is what a volume or snapshot is being made of.
+// source is the source of a volume or snapshot that is being created.
 type source struct {
 	// volume is pinned: it is neither deleted nor expanded meanwhile.
 	volume *Volume
-	// snapshot is true when it is made by a snapshot in the source's pool, and
-	// false when the source is copied.
+	// snapshot is true if LVM snapshots the source in its pool, and false if lvmd copies it.
 	snapshot bool
-	// have is how many extents the new volume has of those that it will have.
+	// have counts the extents that the new volume has so far.
 	have int64
 	// copied counts the bytes copied so far.
 	copied int64
 }
 
-// pin notes what a volume is made of.
+// pin sets the source of a volume, and pins it.
 func (v *volumeWork) pin(from *source) {
 	v.source = from
 	from.volume.pins++
 }
 
-// unpin ends that.
+// unpin releases the source.
 func (v *volumeWork) unpin() {
 	if v.source != nil {
 		v.source.volume.pins--
@@ -40,12 +39,12 @@ func (v *volumeWork) unpin() {
 	v.source = nil
 }
 
-// tags are the volume's when it is created.
+// tags returns the tags that LVM gives the volume when it creates it.
 func (v *Volume) tags() []string {
 	return slices.Concat(v.rec.Ident.Tags(), v.limitTags, v.making.tags())
 }
 
-// makingTag is that of a volume that is being made of from, or of nothing.
+// makingTag returns the tag of a volume that is being created, of from unless that is nil.
 func makingTag(from *source) string {
 	if from != nil && !from.snapshot {
 		return spec.TagCopying
@@ -53,7 +52,7 @@ func makingTag(from *source) string {
 	return spec.TagMaking
 }
 
-// sourceVolume finds a volume that something can be made of now.
+// sourceVolume returns the volume or snapshot of an id if it can be a source now.
 func (m *model) sourceVolume(id string) (*Volume, error) {
 	v := m.volumes[id]
 	switch {
@@ -68,8 +67,8 @@ func (m *model) sourceVolume(id string) (*Volume, error) {
 	return v, nil
 }
 
-// chooseFor picks the group for a volume that is made of another one, and how
-// it is made; it completes the identity.
+// chooseFor chooses the group of a volume that has a source, and the way to create it; it completes
+// the identity.
 func (m *model) chooseFor(c *class, ident *spec.Identity) (*classGroup, fit, *source, error) {
 	origin, err := m.sourceVolume(ident.Source)
 	if err != nil {
@@ -108,14 +107,13 @@ func (m *model) chooseFor(c *class, ident *spec.Identity) (*classGroup, fit, *so
 	return in, f, &source{volume: origin}, err
 }
 
-// Source is what a volume is made of.
+// Source is the source of a volume that is being created.
 type Source struct {
 	// Volume is pinned until the creation ends.
 	Volume *Volume
-	// Snapshot is true if the volume is made by a snapshot in the source's pool, and
-	// false if the source is copied.
+	// Snapshot is true if LVM snapshots the source in its pool, and false if lvmd copies it.
 	Snapshot bool
-	// Since is how much was written to the source when its copy began, and Copied how much of it
+	// Since marks what was written to the source before the copy began. Copied counts the bytes that
 	// the journal has as copied.
 	Since  blockdev.WriteMark
 	Copied int64
@@ -136,8 +134,7 @@ func (m *model) source(v *Volume) *Source {
 	return s
 }
 
-// tooSmall reports whether the volume was made by a snapshot and is yet to be
-// enlarged to what was asked for.
+// tooSmall reports whether the volume was made by a snapshot and has yet to grow to the requested size.
 func (v *Volume) tooSmall() bool {
 	if v.pool == nil || v.rec.Ident.Source == "" || v.rec.Ident.Snapshot {
 		return false
@@ -146,16 +143,16 @@ func (v *Volume) tooSmall() bool {
 	return err == nil && want > v.extents
 }
 
-// Progress is how far a copy is.
+// Progress is the progress of a copy.
 type Progress struct {
-	// Copied counts bytes, and Since is how much was written to the source when the copy began.
+	// Copied counts bytes, see Source.Since for Since.
 	Copied int64
 	Since  blockdev.WriteMark
-	// Durable is true if the journal is to have it, and Publish if watchers are notified.
+	// Durable updates the volume's record, and Publish notifies watchers.
 	Durable, Publish bool
 }
 
-// NoteProgress takes over how far the copy to a volume is, and returns what the journal is to have.
+// NoteProgress sets the progress of the copy to a volume, and returns the record for the journal.
 func (v *Volume) NoteProgress(p Progress) spec.Record {
 	m := v.group.m
 	m.lock()
@@ -170,8 +167,8 @@ func (v *Volume) NoteProgress(p Progress) spec.Record {
 	return v.rec
 }
 
-// resumeCopy begins to continue a copy that a previous run of lvmd left, and reports
-// whether there is one. Whether the source is still what it was is seen when it is open.
+// resumeCopy continues a copy that a previous run of lvmd left, and reports whether there is one. The
+// copy itself checks whether the source has changed.
 func (m *model) resumeCopy(v *Volume) bool {
 	if v.rec.Copied == 0 {
 		return false
@@ -216,7 +213,7 @@ func (v *Volume) abandonEnlargement() {
 
 type enlarged struct{ v *Volume }
 
-// Enlarged is the effect of the command that enlarged a volume.
+// Enlarged is the effect of the command that enlarges a volume, see Volume.Enlargement.
 func Enlarged(v *Volume) Effect { return enlarged{v} }
 
 func (e enlarged) steps() uint64 { return 1 }
