@@ -53,8 +53,9 @@ func (g *Group) Compare(scan *lvm.Group) error {
 		virtual[lv.Pool] += lv.Size / scan.ExtentSize
 	}
 	for _, p := range g.pools {
-		if p.virtual != virtual[p.name] {
-			return fmt.Errorf("the volumes of thin pool %s have %d extents, scan: %d", p.name, p.virtual, virtual[p.name])
+		if p.virtual != virtual[p.name] || p.creating != 0 || p.expanding != 0 {
+			return fmt.Errorf("the volumes of thin pool %s have %d extents, creating %d, expanding %d; scan: %d",
+				p.name, p.virtual, p.creating, p.expanding, virtual[p.name])
 		}
 	}
 	ours := 0
