@@ -188,7 +188,7 @@ func (s *adopter) takeOver(ctx context.Context, c *candidate) (id string, err er
 	g := c.group
 	id = spec.NewVolumeID()
 	return id, s.groups.Change(withTenant(ctx, &c.ident.Owner), g, func(ctx context.Context) (inventory.Effect, error) {
-		if s.inventory.HasName(c.ident.Name) {
+		if v, err := s.inventory.AdoptedBefore(c.ident.Name, c.lv.Name); v != nil || err != nil {
 			return nil, apierror.OperationPending("a volume named %q is being made", c.ident.Name)
 		}
 		if err := s.checkUnused(ctx, g, c.lv.Name); err != nil {
@@ -217,17 +217,18 @@ func (s *Service) ConfirmAdoption(ctx context.Context, r *lvmdv1.ConfirmAdoption
 	if err != nil {
 		return nil, err
 	}
-	defer v.Release()
 	if err := s.adopter.confirm(ctx, v); err != nil {
+		v.Release()
 		return nil, apierror.From("confirming the adoption of volume "+v.ID(), err)
 	}
 	return &lvmdv1.ConfirmAdoptionResponse{Volume: v.Report()}, nil
 }
 
-// confirm forgets the former name of a claimed volume.
+// confirm forgets the former name of a claimed volume, and releases it unless that fails.
 func (s *adopter) confirm(ctx context.Context, v *inventory.Volume) error {
 	confirmed := v.Record()
 	if confirmed.AdoptedFrom == "" {
+		v.Release()
 		return nil
 	}
 	g := s.groups.Of(v)
@@ -242,7 +243,7 @@ func (s *adopter) confirm(ctx context.Context, v *inventory.Volume) error {
 	if err := s.journal.PutVolume(confirmed); err != nil {
 		return err
 	}
-	v.SetConfirmed()
+	v.SetRecord(confirmed)
 	return nil
 }
 

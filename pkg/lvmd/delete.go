@@ -75,7 +75,7 @@ func (s *Service) openUnused(ctx context.Context, v *inventory.Volume) (blockdev
 
 // withHolders adds to the error of a volume in use what the node plugin found to use it.
 func (s *Service) withHolders(v *inventory.Volume, err error) error {
-	for _, c := range v.Found() {
+	for _, c := range v.Report().GetFound() {
 		if c.GetType() == conditions.MountedElsewhere {
 			return fmt.Errorf("%w: %s", err, c.GetMessage())
 		}

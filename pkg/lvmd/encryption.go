@@ -27,7 +27,7 @@ func (s *Service) NoteEncrypted(ctx context.Context, r *lvmdv1.NoteEncryptedRequ
 	if err != nil {
 		return nil, err
 	}
-	v, done, err := s.inventory.ClaimForNote(r.GetId())
+	v, done, err := s.inventory.ClaimToMark(r.GetId(), inventory.Encrypted)
 	release()
 	if err != nil || done {
 		return &lvmdv1.NoteEncryptedResponse{}, err
@@ -43,7 +43,7 @@ func (s *Service) NoteEncrypted(ctx context.Context, r *lvmdv1.NoteEncryptedRequ
 	if err := s.tagEncrypted(ctx, v); err != nil {
 		s.log.Warn("that a volume is encrypted is in the journal only", "volume", noted.ID, "error", err)
 	}
-	v.SetEncrypted()
+	v.SetRecord(noted)
 	return &lvmdv1.NoteEncryptedResponse{}, nil
 }
 
@@ -135,7 +135,7 @@ func (s *creator) finishGrowingEncrypted() {
 func (s *creator) checkKey(ctx context.Context, v *inventory.Volume) error {
 	_, err := s.lvm.Device(v.Group().Name(), v.ID())
 	if err != nil {
-		v.ReleaseChecked(nil)
+		v.Release()
 		return err
 	}
 	device, err := s.groups.Device(v)
@@ -143,22 +143,25 @@ func (s *creator) checkKey(ctx context.Context, v *inventory.Volume) error {
 	case errors.Is(err, lvm.ErrNotFound):
 		return s.reformat(ctx, v)
 	case err != nil:
-		v.ReleaseChecked(nil)
+		v.Release()
 		return err
-	case v.Record().Phase != spec.DataLost:
-		v.ReleaseChecked(&device)
+	}
+	rec := v.Record()
+	if rec.Phase != spec.DataLost {
+		v.SetDevice(device)
+		v.SetRecord(rec)
 		return nil
 	}
 	whole, err := s.isReformatted(v, device)
 	switch {
 	case err != nil:
-		v.ReleaseChecked(nil)
+		v.Release()
 		return err
 	case !whole:
 		return s.reformat(ctx, v)
 	}
 	v.SetDevice(device)
-	return s.runReformat(ctx, v, v.Record().Reformatted, s.complete)
+	return s.runReformat(ctx, v, rec.Reformatted, s.complete)
 }
 
 // isReformatted reports whether a volume with a key holds what it should. A raw volume shows

@@ -14,7 +14,7 @@ func (s *Service) KeepVolume(_ context.Context, r *lvmdv1.KeepVolumeRequest) (*l
 	if err != nil {
 		return nil, err
 	}
-	v, done, err := inventory.ClaimToKeep(s.inventory, r.GetId())
+	v, done, err := s.inventory.ClaimToMark(r.GetId(), inventory.Kept)
 	release()
 	if err != nil || done {
 		return &lvmdv1.KeepVolumeResponse{}, err
@@ -27,7 +27,7 @@ func (s *Service) KeepVolume(_ context.Context, r *lvmdv1.KeepVolumeRequest) (*l
 		v.Release()
 		return nil, apierror.From("noting that volume "+kept.ID+" is kept", err)
 	}
-	inventory.Keep(v)
+	v.SetRecord(kept)
 	s.groups.Of(v).Remove.Set()
 	return &lvmdv1.KeepVolumeResponse{}, nil
 }

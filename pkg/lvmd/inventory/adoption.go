@@ -30,13 +30,6 @@ func (m *Inventory) AdoptedBefore(name, lv string) (*lvmdv1.Volume, error) {
 	return v.proto(), nil
 }
 
-// HasName reports whether a volume has a name.
-func (m *Inventory) HasName(name string) bool {
-	m.lock()
-	defer m.unlock()
-	return m.names[name] != nil
-}
-
 // Home is a class in one of its groups, in which a logical volume may be adopted.
 type Home struct{ in *classGroup }
 
@@ -130,15 +123,6 @@ func (m *Inventory) ClaimAdopted(id string, claim State) (*Volume, error) {
 	}
 	m.enter(v, claim)
 	return v, nil
-}
-
-// SetConfirmed notes that the adoption of a volume is confirmed.
-func (v *Volume) SetConfirmed() {
-	m := v.group.m
-	m.lock()
-	defer m.unlock()
-	v.rec.AdoptedFrom = ""
-	m.publish(v.group, v)
 }
 
 type reverted struct {

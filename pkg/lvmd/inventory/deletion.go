@@ -277,22 +277,13 @@ func (s WipeStep) End() (kept, waited bool) {
 	return true, waited
 }
 
-// Postpone delays the next attempt on a volume, the more the more of them failed.
+// Postpone delays the next attempt on volumes, the more the more of them failed, but for tombstones
+// that the failed command has marked.
 func (m *Inventory) Postpone(volumes ...*Volume) {
 	m.lock()
 	defer m.unlock()
 	for _, v := range volumes {
-		m.postpone(v)
-	}
-}
-
-// PostponeMarks is Postpone for those of the tombstones of a group that are yet to be marked.
-func PostponeMarks(batch []*Volume) {
-	m := batch[0].group.m
-	m.lock()
-	defer m.unlock()
-	for _, v := range batch {
-		if needsMark(v) {
+		if v.lifecycle.State() != Marked {
 			m.postpone(v)
 		}
 	}

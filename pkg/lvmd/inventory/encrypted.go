@@ -3,43 +3,9 @@ package inventory
 import (
 	"time"
 
-	"github.com/carve-csi/carve/api/names"
-	"github.com/carve-csi/carve/pkg/lvm"
-	"github.com/carve-csi/carve/pkg/lvmd/apierror"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 	"github.com/carve-csi/carve/pkg/lvmd/wakeup"
 )
-
-// ClaimForNote claims a volume that the node plugin has encrypted, so that no deletion writes
-// its record meanwhile. It returns true when the journal and LVM have that, and claims nothing
-// then.
-func (m *Inventory) ClaimForNote(id string) (v *Volume, done bool, err error) {
-	m.lock()
-	defer m.unlock()
-	v, err = m.lookup(id, "", false)
-	switch {
-	case err != nil:
-		return nil, false, err
-	case v.rec.Ident.Encryption != names.EncryptionLUKS:
-		return nil, false, apierror.InvalidField("id", "volume %s has encryption %q; only volumes with %q are noted", id, v.rec.Ident.Encryption, names.EncryptionLUKS)
-	case v.rec.Encrypted && v.tagged:
-		return v, true, nil
-	case v.rec.Phase != spec.Ready || v.isBusy():
-		return nil, false, apierror.OperationPending("another operation on volume %s is under way", id)
-	}
-	m.enter(v, Noting)
-	return v, false, nil
-}
-
-// SetEncrypted notes that the node plugin has encrypted a claimed volume, and releases it.
-func (v *Volume) SetEncrypted() {
-	m := v.group.m
-	m.lock()
-	defer m.unlock()
-	m.enter(v, v.lifecycle.Released())
-	v.rec.Encrypted = true
-	m.publish(v.group, v)
-}
 
 // Header is where the header of a volume is that its user encrypts.
 type Header struct {
@@ -89,18 +55,6 @@ func (m *Inventory) ClaimKeyless() (claimed []*Volume, retry time.Time) {
 		}
 	}
 	return claimed, retry
-}
-
-// ReleaseChecked releases a volume that ClaimKeyless claimed, with its device if it has one.
-func (v *Volume) ReleaseChecked(d *lvm.Device) {
-	m := v.group.m
-	m.lock()
-	defer m.unlock()
-	m.enter(v, v.lifecycle.Released())
-	if d != nil {
-		v.setDevice(*d)
-		m.publish(v.group, v)
-	}
 }
 
 // EncryptedVolumes are the volumes with an encrypted device that can be used.

@@ -104,14 +104,16 @@ func TestTagsThatAreDueDuringAnOperationAreTakenOffAfterIt(t *testing.T) {
 		if due || retry.IsZero() {
 			t.Fatalf("due %v, again at %v: want it to be due later", due, retry)
 		}
-		if _, _, err := m.ClaimForNote(v.ID()); err != nil {
+		if _, _, err := m.ClaimToMark(v.ID(), Encrypted); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Until(retry))
 		if due, retry = NextToUntag(g); due || !retry.After(time.Now()) {
 			t.Fatalf("due %v, again at %v, while an operation has the volume: want it to be looked at again", due, retry)
 		}
-		v.SetEncrypted()
+		read := v.Record()
+		read.Encrypted = true
+		v.SetRecord(read)
 		time.Sleep(time.Until(retry))
 		if due, _ = NextToUntag(g); !due {
 			t.Error("it is not due after the operation")

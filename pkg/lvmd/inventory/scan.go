@@ -35,7 +35,7 @@ type Diff struct {
 	// Vanished are the ids of volumes that exist no more.
 	Vanished []string
 	// Adopted are volumes that were not known, or of which it was not known that they are complete.
-	Adopted []Adopted
+	Adopted []*Volume
 	// Undone are volumes whose creation no operation continues; they are tombstones now.
 	Undone []spec.Record
 	// Resumed are volumes whose creation, by copying, is to be continued.
@@ -143,7 +143,7 @@ func (d *Diff) noteAdopted(v *Volume) {
 		d.Undone = append(d.Undone, v.rec)
 	}
 	if v.lifecycle.State() == Ready {
-		d.Adopted = append(d.Adopted, Adopted{v})
+		d.Adopted = append(d.Adopted, v)
 	}
 	d.changed = append(d.changed, v)
 }
@@ -161,7 +161,7 @@ func (d *Diff) apply(g *Group, v *Volume, lv *lvm.Volume, scan *Scan, halfMade b
 	v.unseen = unmade.Unknown && v.rec.Ident.Snapshot && v.isMaking()
 	g.m.advance(v, lv, d)
 	if v.rec.Phase == spec.Unfinished && !v.inspected {
-		d.Adopted = append(d.Adopted, Adopted{v})
+		d.Adopted = append(d.Adopted, v)
 	}
 	v.inspected = !v.unseen
 	g.unseen = g.unseen || v.unseen

@@ -43,7 +43,7 @@ func (m *model) keepIntended(v *Volume, d *Diff) {
 	v.rec.Tagged, v.rec.Copied, v.rec.Source = false, 0, blockdev.WriteMark{}
 	m.enter(v, to)
 	if to == Ready {
-		d.Adopted = append(d.Adopted, Adopted{v})
+		d.Adopted = append(d.Adopted, v)
 	}
 	d.changed = append(d.changed, v)
 }
@@ -115,10 +115,7 @@ func halfMade(g *lvm.Group) map[string]bool {
 	return names
 }
 
-// Adopted is a volume that was not in the journal, or not as one that is complete.
-type Adopted struct{ *Volume }
-
-// Claimed is what is known of a volume that is being adopted.
+// Claimed is what is known of a volume whose end of making the journal did not have.
 type Claimed struct {
 	// Record is what the journal keeps.
 	Record spec.Record
@@ -130,43 +127,16 @@ type Claimed struct {
 	Making, Whole, Unseen, Thin bool
 }
 
-// Claim claims the volume until Set, Undo or Release, so that no deletion writes its record
-// meanwhile. It returns false if an operation has the volume: what that leaves, the next start
-// adopts.
-func (a Adopted) Claim() (c Claimed, ok bool) {
-	m := a.group.m
+// ClaimAdopted claims a volume of Diff.Adopted until SetRecord, MarkDeleted or Release, so that no
+// deletion writes its record meanwhile. It returns false if an operation has the volume: the next
+// start adopts what that leaves.
+func (v *Volume) ClaimAdopted() (c Claimed, ok bool) {
+	m := v.group.m
 	m.lock()
 	defer m.unlock()
-	if s := a.lifecycle.State(); s != Ready && s != Unfinished {
+	if s := v.lifecycle.State(); s != Ready && s != Unfinished {
 		return Claimed{}, false
 	}
-	m.enter(a.Volume, Checking)
-	return Claimed{Record: a.rec, Path: a.device.Path, Making: a.isMaking(), Whole: !a.tooSmall() && !a.unmade, Unseen: a.unseen, Thin: a.pool != nil}, true
-}
-
-// Undo makes the claimed volume a tombstone, as it was never handed out, and returns what the
-// journal is to have.
-func (a Adopted) Undo() spec.Record {
-	v, m := a.Volume, a.group.m
-	m.lock()
-	defer m.unlock()
-	m.info("an unfinished creation is undone", "volume", v.rec.ID, "name", v.rec.Ident.Name)
-	m.markDeleted(v)
-	m.publish(v.group, v)
-	return v.rec
-}
-
-// Set takes over how far the claimed volume has come, and releases it.
-func (a Adopted) Set(rec spec.Record) {
-	v, m := a.Volume, a.group.m
-	m.lock()
-	defer m.unlock()
-	m.enter(v, v.lifecycle.Released())
-	v.rec.Encrypted = rec.Encrypted
-	if rec.Phase == spec.Ready {
-		m.enter(v, Ready)
-	} else {
-		m.enter(v, Unfinished)
-	}
-	m.publish(v.group, v)
+	m.enter(v, Checking)
+	return Claimed{Record: v.rec, Path: v.device.Path, Making: v.isMaking(), Whole: !v.tooSmall() && !v.unmade, Unseen: v.unseen, Thin: v.pool != nil}, true
 }

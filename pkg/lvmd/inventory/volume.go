@@ -307,15 +307,6 @@ func (m *Inventory) SetFound(id string, found []*lvmdv1.Condition) error {
 	return nil
 }
 
-// Found is what the node plugin found wrong with a volume. It is replaced when it changes, never
-// written to.
-func (v *Volume) Found() []*lvmdv1.Condition {
-	m := v.group.m
-	m.lock()
-	defer m.unlock()
-	return v.found
-}
-
 // mustBeZeroed reports whether all that a volume shows to its user must be zeroes.
 // A file system shows nothing but what was written to it, as does a key; and classes that are
 // not wiped show what they show.

@@ -123,7 +123,7 @@ func (r *Reclaimer) change(ctx context.Context, g *volumegroup.Group) (removed [
 	if batch, _ := g.NextToMark(maxMarked); len(batch) > 0 {
 		if err := r.mark(g, batch); err != nil && ctx.Err() == nil {
 			r.Log.Warn("marking deleted volumes failed and will be tried again; they are not wiped before", "group", g.Name(), "volumes", len(batch), "error", err)
-			inventory.PostponeMarks(batch)
+			r.Inventory.Postpone(batch...)
 		}
 	}
 	if due, _ := inventory.NextToUntag(g.Group); due {

@@ -77,15 +77,17 @@ const (
 // One that is not is undone while it has the tag of what was never handed out. Without the tag it is
 // damaged, or a version before spec.TagMaking did not come to completing it: it stays, as
 // unfinished, and nothing on it is touched.
-func (s *Groups) persistAdopted(g *Group, v inventory.Adopted) error {
-	c, ok := v.Claim()
+func (s *Groups) persistAdopted(g *Group, v *inventory.Volume) error {
+	c, ok := v.ClaimAdopted()
 	if !ok {
 		return nil // Its undoing is journaled.
 	}
 	rec := c.Record
 	switch found := s.lookAt(c, &rec); {
 	case found == missing && c.Making:
-		err := s.Journal.PutVolume(v.Undo())
+		s.Log.Info("an unfinished creation is undone", "volume", rec.ID, "name", rec.Ident.Name)
+		v.MarkDeleted(nil)
+		err := s.Journal.PutVolume(v.Record())
 		g.Reclaim()
 		return err
 	case found == notKnown && c.Making:
@@ -100,7 +102,7 @@ func (s *Groups) persistAdopted(g *Group, v inventory.Adopted) error {
 		v.Release()
 		return err
 	}
-	v.Set(rec)
+	v.SetRecord(rec)
 	return nil
 }
 

@@ -1,0 +1,59 @@
+package inventory
+
+import (
+	"time"
+
+	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/lvmd/apierror"
+	"github.com/carve-csi/carve/pkg/lvmd/spec"
+)
+
+// Mark is a change that a caller makes to the record of a volume that is in use.
+type Mark int
+
+const (
+	// Encrypted records that the node plugin has encrypted the volume.
+	Encrypted Mark = iota
+	// Kept records that the volume is no longer provisional.
+	Kept
+)
+
+// ClaimToMark claims a volume until SetRecord or Release, so that no deletion writes its record
+// meanwhile. done is true, and nothing is claimed, if the volume has the mark.
+func (m *Inventory) ClaimToMark(id string, mark Mark) (v *Volume, done bool, err error) {
+	m.lock()
+	defer m.unlock()
+	v, err = m.lookup(id, "", false)
+	switch {
+	case err != nil:
+		return nil, false, err
+	case mark == Encrypted && v.rec.Ident.Encryption != names.EncryptionLUKS:
+		return nil, false, apierror.InvalidField("id", "volume %s has encryption %q; only volumes with %q are noted", id, v.rec.Ident.Encryption, names.EncryptionLUKS)
+	case mark == Encrypted && v.rec.Encrypted && v.tagged, mark == Kept && !v.rec.Provisional:
+		return v, true, nil
+	case v.rec.Phase != spec.Ready || v.isBusy():
+		return nil, false, apierror.OperationPending("another operation on volume %s is under way", id)
+	}
+	m.enter(v, Noting)
+	return v, false, nil
+}
+
+// SetRecord takes over what the journal has of a claimed volume, and releases it. It never unsets
+// Encrypted, which a scan may have set since the record was read.
+func (v *Volume) SetRecord(rec spec.Record) {
+	m := v.group.m
+	m.lock()
+	defer m.unlock()
+	m.enter(v, v.lifecycle.Released())
+	m.enter(v, Recalled(rec.Phase))
+	if v.rec.Provisional && !rec.Provisional {
+		v.making.offAt = time.Now().Add(untagDelay)
+	}
+	v.rec.Provisional, v.rec.AdoptedFrom = rec.Provisional, rec.AdoptedFrom
+	v.rec.Encrypted = v.rec.Encrypted || rec.Encrypted
+	m.publish(v.group, v)
+}
+
+// isProvisional reports whether both the journal and LVM say that the volume is provisional. A journal that
+// is older than the volume's use says so, too.
+func isProvisional(v *Volume) bool { return v.rec.Provisional && v.making.provisional }
