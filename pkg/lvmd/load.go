@@ -20,7 +20,6 @@ import (
 // when the journal is new.
 func (s *Service) load(ctx context.Context, o *Options, journaled bool) error {
 	c := o.Config
-	names := s.groups.Configure(c)
 	records, err := s.journal.Volumes()
 	if err != nil {
 		return err
@@ -33,7 +32,8 @@ func (s *Service) load(ctx context.Context, o *Options, journaled bool) error {
 	if err != nil {
 		return err
 	}
-	if err := s.groups.RecallPins(c, names, states); err != nil {
+	names, err := s.groups.Configure(c, states)
+	if err != nil {
 		return err
 	}
 	// What is found is held against them.

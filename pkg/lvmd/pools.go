@@ -70,7 +70,7 @@ func (s *poolKeeper) loop(ctx context.Context, g *volumegroup.Group) {
 		}
 		for _, p := range s.inventory.Pools(g.Group) {
 			s.look(p)
-			last, seqno := failed[p], g.Seqno()
+			last, seqno := failed[p], g.Known().Seqno
 			if time.Since(last.at) < last.delay && last.seqno == seqno {
 				continue
 			}
@@ -78,7 +78,7 @@ func (s *poolKeeper) loop(ctx context.Context, g *volumegroup.Group) {
 			case err == nil:
 				delete(failed, p)
 			case ctx.Err() == nil:
-				failed[p] = attempt{time.Now(), g.Seqno(), min(max(firstExtendRetry, 2*last.delay), lastExtendRetry)}
+				failed[p] = attempt{time.Now(), g.Known().Seqno, min(max(firstExtendRetry, 2*last.delay), lastExtendRetry)}
 				s.log.Warn("thin pool cannot be extended", "group", g.Name(), "pool", p.Name(), "error", err)
 			}
 		}
@@ -178,7 +178,7 @@ func (s *poolKeeper) plan(g *volumegroup.Group, p *inventory.Pool) (growth thinp
 
 // retry makes the thin pools of a group that could not be made before, or that it has not as it has just appeared.
 func (s *poolKeeper) retry(ctx context.Context, g *volumegroup.Group) {
-	if !g.PoolsDue() {
+	if !g.Known().PoolsDue {
 		return
 	}
 	done, err := s.groups.Acquire(ctx, g)

@@ -21,7 +21,7 @@ var _ provision.Groups = (*provisioned)(nil)
 
 // Scanned implements provision.Groups.
 func (p *provisioned) Scanned(name string) *lvm.Group {
-	return p.groups.Named(name).Scanned()
+	return p.groups.Named(name).Known().Scanned
 }
 
 // Acquire implements provision.Groups.

@@ -259,7 +259,7 @@ func (s *Service) duplicateLoop(ctx context.Context) {
 		s.groups.NoteExcluded()
 		for _, name := range names {
 			if g := s.groups.Named(name); g != nil {
-				g.SetStale() // The scan finds what to say of it.
+				g.SetStale(false) // The scan finds what to say of it.
 				g.Look.Set()
 			}
 		}
@@ -283,8 +283,7 @@ func (s *Service) lookLoop(ctx context.Context, g *volumegroup.Group) {
 		s.groups.Refresh(ctx, g)
 		s.pools.retry(ctx, g)
 		s.pools.lookAtRAID(g)
-		inventory.ForgetReplaced(g.Group, replacedFor)
-		g.ExpireDiskErrors(time.Duration(s.failingFor.Load()))
+		g.Expire(time.Duration(s.failingFor.Load()), replacedFor)
 	}
 }
 

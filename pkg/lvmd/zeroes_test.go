@@ -311,7 +311,7 @@ func (f *meddler) Mapping(group, volume string) ([]lvm.Segment, error) {
 	f.d.machine.moveAway(t, volume)
 	waittest.Until(t, "lvmd has noticed", func() bool {
 		now, err := f.d.machine.fake.Metadata(group)
-		return err == nil && f.d.groups.Named(group).Seqno() == now.Seqno
+		return err == nil && f.d.groups.Named(group).Known().Seqno == now.Seqno
 	})
 	return pieces, err
 }

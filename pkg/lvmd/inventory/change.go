@@ -2,6 +2,7 @@ package inventory
 
 import (
 	"github.com/carve-csi/carve/pkg/lvm/ondisk"
+	"github.com/carve-csi/carve/pkg/lvmd/apierror"
 	"github.com/carve-csi/carve/pkg/lvmd/zeroed"
 )
 
@@ -54,12 +55,16 @@ func (g poolGrown) apply(*model) []*Volume {
 // caller has the group's slot.
 type Change struct{ group *Group }
 
-// BeginChange is called before a command that changes a group.
-func (g *Group) BeginChange() Change {
+// BeginChange is called before a command that changes a group. It fails with apierror.DeviceMissing
+// if the group is there and is not used.
+func (g *Group) BeginChange() (Change, error) {
 	g.m.lock()
 	defer g.m.unlock()
+	if g.refused != (Refusal{}) {
+		return Change{}, apierror.DeviceMissing("volume group %q is not used (%s); the condition of its device class says why", g.name, g.refused.Type)
+	}
 	g.accounted = false
-	return Change{g}
+	return Change{g}, nil
 }
 
 // Explains reports whether a group's metadata, as it is now, is explained by the effect alone:
@@ -89,14 +94,6 @@ func (c Change) Commit(e Effect, now ondisk.Metadata, where ondisk.Placement) {
 	m.publish(g, changed...)
 }
 
-// Unexplained forgets what is known to hold zeroes in the group: more than the effect happened to
-// it, and a scan follows.
-func (c Change) Unexplained() {
-	c.group.m.lock()
-	defer c.group.m.unlock()
-	c.group.m.forgetZeroed(c.group)
-}
-
 // CommitUnscanned takes over a change that succeeded in a group that could not be scanned after
 // it, until a scan can.
 func (c Change) CommitUnscanned(e Effect) {
@@ -104,6 +101,7 @@ func (c Change) CommitUnscanned(e Effect) {
 	m.lock()
 	defer m.unlock()
 	if g.stale {
+		m.forgetZeroed(g)
 		g.allocatable += e.delta()
 		m.publish(g, e.apply(m)...)
 	}

@@ -11,8 +11,8 @@ import (
 )
 
 // Configure makes the classes and groups of the first configuration, and returns the groups, each
-// once, in the configuration's order.
-func (m *Inventory) Configure(c *config.Config) []*Group {
+// once, in the configuration's order. pins are what they are known by, by name.
+func (m *Inventory) Configure(c *config.Config, pins map[string]lvm.Identity) []*Group {
 	m.lock()
 	defer m.unlock()
 	m.config = c
@@ -21,6 +21,7 @@ func (m *Inventory) Configure(c *config.Config) []*Group {
 		for _, name := range dc.VolumeGroups {
 			if m.groups[name] == nil {
 				m.groups[name] = newGroup(m.model, name)
+				m.groups[name].pinned = pins[name]
 				groups = append(groups, m.groups[name])
 			}
 		}

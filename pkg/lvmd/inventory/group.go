@@ -186,36 +186,19 @@ func (m *Inventory) Responding(g *Group) error {
 	return nil
 }
 
-// Used is an error, apierror.DeviceMissing, while a group that is there is not used.
-func (m *Inventory) Used(g *Group) error {
-	m.lock()
-	defer m.unlock()
-	if g.refused == (Refusal{}) {
-		return nil
-	}
-	return apierror.DeviceMissing("volume group %q is not used (%s); the condition of its device class says why", g.name, g.refused.Type)
-}
-
-// SetUnresponsive notes that LVM does not answer for a group. It returns false if that was known.
-func (g *Group) SetUnresponsive() bool {
+// SetStale records that a group may have changed more than is known, so that it is scanned, and
+// whether LVM answers for it. It returns true if that LVM does not is news.
+func (g *Group) SetStale(unresponsive bool) (news bool) {
 	m := g.m
 	m.lock()
 	defer m.unlock()
 	g.stale = true
-	if !g.unresponsive.IsZero() {
+	if !unresponsive || !g.unresponsive.IsZero() {
 		return false
 	}
 	g.unresponsive = time.Now()
 	m.publish(g)
 	return true
-}
-
-// SetStale notes that a group may have changed more than is known, so that it is scanned.
-func (g *Group) SetStale() {
-	m := g.m
-	m.lock()
-	defer m.unlock()
-	g.stale = true
 }
 
 // SetResponding notes that LVM answers for a group again. It returns true if it does for all.
@@ -242,14 +225,6 @@ func (g *Group) SetSuspect(suspect bool) {
 	g.suspect = suspect
 }
 
-// IsSuspect is what SetSuspect noted.
-func (g *Group) IsSuspect() bool {
-	m := g.m
-	m.lock()
-	defer m.unlock()
-	return g.suspect
-}
-
 // NoteDisks notes how a command that changes a group ended, or the making of a volume, as far
 // as that says something of the group's disks: one that can be read and takes no writes shows in
 // nothing else.
@@ -269,32 +244,29 @@ func (g *Group) NoteDisks(err error) {
 	}
 }
 
-// ExpireDiskErrors clears what NoteDisks noted longer ago than after: whether a disk
-// takes writes again, only a write can show, and none is made for that alone.
-func (g *Group) ExpireDiskErrors(after time.Duration) {
+// Expire clears what NoteDisks recorded longer ago than failing, and SetReplaced longer ago than
+// replaced: only a write can show whether a disk takes writes again, and none is made for that alone.
+func (g *Group) Expire(failing, replaced time.Duration) {
 	m := g.m
 	m.lock()
 	defer m.unlock()
-	if !g.failing.IsZero() && time.Since(g.failing) > after {
+	if !g.failing.IsZero() && time.Since(g.failing) > failing {
 		g.failing = time.Time{}
+		m.publish(g)
+	}
+	if g.replaced != "" && time.Since(g.replacedAt) > replaced {
+		g.replaced = ""
 		m.publish(g)
 	}
 }
 
-// WasThere reports whether a group was there at any time since lvmd started.
-func WasThere(g *Group) bool {
-	m := g.m
-	m.lock()
-	defer m.unlock()
-	return g.wasThere
-}
-
-// SetReplaced notes, for the class' conditions, that a group takes the place of another one.
+// SetReplaced records, for the class' conditions, that a group takes the place of the one that it is
+// known by, and forgets what that is.
 func SetReplaced(g *Group, message string) {
 	m := g.m
 	m.lock()
 	defer m.unlock()
-	g.replaced, g.replacedAt = message, time.Now()
+	g.pinned, g.replaced, g.replacedAt = lvm.Identity{}, message, time.Now()
 	m.warn("a volume group takes the place of another one", "group", g.name, "message", message)
 	m.publish(g)
 }
@@ -313,17 +285,6 @@ func SetImitations(g *Group, found []string) {
 	m.publish(g)
 }
 
-// ForgetReplaced clears what SetReplaced noted longer ago than after.
-func ForgetReplaced(g *Group, after time.Duration) {
-	m := g.m
-	m.lock()
-	defer m.unlock()
-	if g.replaced != "" && time.Since(g.replacedAt) > after {
-		g.replaced = ""
-		m.publish(g)
-	}
-}
-
 // SetAbsence replaces the reason why lvmd has not made a group yet.
 func (g *Group) SetAbsence(why string) {
 	m := g.m
@@ -333,40 +294,31 @@ func (g *Group) SetAbsence(why string) {
 	m.publish(g)
 }
 
-// Pinned is what a group is known by, or the zero value.
-func (g *Group) Pinned() lvm.Identity {
-	m := g.m
-	m.lock()
-	defer m.unlock()
-	return g.pinned
+// Known is what is known of a group at one moment.
+type Known struct {
+	// Pinned is what the group is known by, or the zero value.
+	Pinned lvm.Identity
+	// Scanned is the group as last scanned, without its volumes, or nil while LVM does not know it.
+	Scanned *lvm.Group
+	// Seqno is its sequence number as last read.
+	Seqno uint64
+	// WasThere is true once the group was there since lvmd started, and Suspect while SetSuspect says so.
+	WasThere, Suspect bool
+	// PoolsDue is true when thin pools are to be made now.
+	PoolsDue bool
 }
 
-// SetPinned replaces it.
-func (g *Group) SetPinned(identity lvm.Identity) {
+// Known returns what is known of a group.
+func (g *Group) Known() Known {
 	m := g.m
 	m.lock()
 	defer m.unlock()
-	g.pinned = identity
-}
-
-// Scanned is a group as last scanned, but for its volumes, or nil while LVM does not know it.
-func (g *Group) Scanned() *lvm.Group {
-	m := g.m
-	m.lock()
-	defer m.unlock()
-	if !g.present {
-		return nil
+	k := Known{Pinned: g.pinned, Seqno: g.metadata.Seqno, WasThere: g.wasThere, Suspect: g.suspect}
+	if g.present {
+		info := g.info
+		k.Scanned, k.PoolsDue = &info, !g.poolsDue.IsZero() && time.Now().After(g.poolsDue)
 	}
-	info := g.info
-	return &info
-}
-
-// Seqno is a group's sequence number as last read.
-func (g *Group) Seqno() uint64 {
-	m := g.m
-	m.lock()
-	defer m.unlock()
-	return g.metadata.Seqno
+	return k
 }
 
 // Remembered is what lasts of a group's zeroed space over a restart of lvmd.

@@ -32,7 +32,7 @@ func scanned(t *testing.T, o Options) (*Inventory, *Group) {
 	t.Helper()
 	o.Log = slog.New(slog.DiscardHandler)
 	m := NewInventory("run", o)
-	g := m.Configure(parsed(t, "- {name: local, default: true, volumeGroup: carve}\n"))[0]
+	g := m.Configure(parsed(t, "- {name: local, default: true, volumeGroup: carve}\n"), nil)[0]
 	g.ApplyScan(Scan{
 		Group: &lvm.Group{
 			Name: "carve", UUID: "uuid", Seqno: 1, ExtentSize: extent, Extents: 10, FreeExtents: 10, FreeSegments: 1,
@@ -61,7 +61,7 @@ func TestAnEffectEndsItsReservationInTheSameInstant(t *testing.T) {
 	w := m.Watch("", 0)
 	<-w.Wake()
 	w.Next()
-	change, effect := g.BeginChange(), Created(a.Volume, nil, errors.New("not mapped"))
+	change, effect := must.Get(g.BeginChange())(t), Created(a.Volume, nil, errors.New("not mapped"))
 	now := ondisk.Metadata{Seqno: 2, Size: 1500, Limit: 1 << 20}
 	if explains, _ := change.Explains(effect, now); !explains {
 		t.Fatal("the next sequence number is not explained by the command")
@@ -85,8 +85,8 @@ func TestACreationOfWhichLVMMadeNothingLeavesNothing(t *testing.T) {
 		t.Errorf("%d extents are free, volumes %v", free(m), m.Inspect())
 	}
 	a = admitted(t, m, 4)
-	g.SetStale()
-	if !a.Volume.UndoCreation(true) {
+	g.SetStale(false)
+	if !a.Volume.UndoCreation() {
 		t.Error("it is forgotten although LVM may have made it")
 	}
 }
@@ -98,7 +98,7 @@ func TestTagsThatAreDueDuringAnOperationAreTakenOffAfterIt(t *testing.T) {
 		ident := spec.Identity{Name: "v", Block: true, DefaultClass: true, Encryption: names.EncryptionLUKS, Size: spec.Size{Required: extent}}
 		a := must.Get(m.AdmitCreation(ident, iolimit.Limits{}, false))(t)
 		v := a.Volume
-		g.BeginChange().Commit(Created(v, nil, errors.New("not mapped")), ondisk.Metadata{Seqno: 2, Size: 1500, Limit: 1 << 20}, ondisk.Placement{})
+		must.Get(g.BeginChange())(t).Commit(Created(v, nil, errors.New("not mapped")), ondisk.Metadata{Seqno: 2, Size: 1500, Limit: 1 << 20}, ondisk.Placement{})
 		v.End(a.Creation, nil)
 		due, retry := NextToUntag(g)
 		if due || retry.IsZero() {
@@ -173,7 +173,7 @@ func TestDeviceOfAVolumeLostDuringItsDeletionIsReturned(t *testing.T) {
 	m, g := scanned(t, Options{})
 	a := admitted(t, m, 1)
 	v := a.Volume
-	g.BeginChange().Commit(Created(v, nil, errors.New("not mapped")), ondisk.Metadata{Seqno: 2, Size: 1500, Limit: 1 << 20}, ondisk.Placement{})
+	must.Get(g.BeginChange())(t).Commit(Created(v, nil, errors.New("not mapped")), ondisk.Metadata{Seqno: 2, Size: 1500, Limit: 1 << 20}, ondisk.Placement{})
 	v.End(a.Creation, nil)
 	must.Get(m.ClaimForDeletion(ToDelete{ID: v.ID()}))(t)
 	g.ApplyScan(Scan{Group: &lvm.Group{Name: "carve", UUID: "uuid", Seqno: 3, ExtentSize: extent}}, nil)

@@ -425,14 +425,6 @@ func lacksPool(g *Group) bool {
 	return false
 }
 
-// PoolsDue reports whether pools of a group are to be made now that could not be made, or whose group was not there.
-func (g *Group) PoolsDue() bool {
-	m := g.m
-	m.lock()
-	defer m.unlock()
-	return g.present && !g.poolsDue.IsZero() && time.Now().After(g.poolsDue)
-}
-
 // Components are how and where a pool's components lie, by the suffix of their names.
 func (p *Pool) Components() map[string]ondisk.Volume {
 	m := p.group.m

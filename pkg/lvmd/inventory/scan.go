@@ -24,8 +24,10 @@ type Scan struct {
 	Refused Refusal
 	// Devices are those of our volumes, by name, where they have one.
 	Devices map[string]lvm.Device
-	// Metadata is the zero value where it cannot be read. The disks of a group that LVM does not know may have it.
-	Metadata ondisk.Metadata
+	// Metadata is the zero value where it cannot be read, and Unreadable why. The disks of a group that LVM does not
+	// know may have it.
+	Metadata   ondisk.Metadata
+	Unreadable error
 	// Where is where everything lies, of groups with thin pools.
 	Where ondisk.Placement
 }
@@ -68,6 +70,7 @@ func (g *Group) ApplyScan(scan Scan, after Effect) Diff {
 	defer m.unlock()
 	var d Diff
 	if after != nil {
+		m.forgetZeroed(g) // More than the effect happened to the group.
 		d.changed = after.apply(m)
 	}
 	g.stale, g.scanned = false, time.Now()
@@ -76,6 +79,10 @@ func (g *Group) ApplyScan(scan Scan, after Effect) Diff {
 		g.hidden = scan.Metadata.Seqno
 	} else {
 		m.applyGroup(g, &scan, &d)
+	}
+	if unreadable := scan.Unreadable != nil && g.isUsable(); unreadable != g.unreadable {
+		g.unreadable = unreadable
+		m.warn("whether others change the group can be read from its disks", "group", g.name, "can", !unreadable, "error", scan.Unreadable)
 	}
 	m.publish(g, d.changed...)
 	return d
@@ -380,15 +387,6 @@ func (v *Volume) update(lv *lvm.Volume, devices map[string]lvm.Device, dependent
 	return !same
 }
 
-// CameBack reports whether a scan found a group, or a disk of it, that is not known:
-// its volumes have no devices when it was away while the machine started.
-func (g *Group) CameBack(found []lvm.Group) bool {
-	m := g.m
-	m.lock()
-	defer m.unlock()
-	return len(found) == 1 && (!g.present || found[0].MissingDevices < g.info.MissingDevices)
-}
-
 // Recheck has all groups scanned of which devices may have come or gone.
 func (m *Inventory) Recheck() {
 	m.lock()
@@ -434,17 +432,6 @@ func (g *Group) Differs(now ondisk.Metadata, err error, poll, probe time.Duratio
 // scanned by its probe, and bursts of changes are scanned once, at the next tick.
 func (g *Group) waits(poll time.Duration) bool {
 	return !g.unresponsive.IsZero() || time.Since(g.scanned) < poll/2
-}
-
-// SetUnreadable notes whether a group's metadata could be read after a scan.
-func (g *Group) SetUnreadable(err error) {
-	m := g.m
-	m.lock()
-	defer m.unlock()
-	if unreadable := err != nil && g.isUsable(); unreadable != g.unreadable {
-		g.unreadable = unreadable
-		m.warn("whether others change the group can be read from its disks", "group", g.name, "can", !unreadable, "error", err)
-	}
 }
 
 // Renumbered compares the numbers of our volumes' devices in a group with those that are known:

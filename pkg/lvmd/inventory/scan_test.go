@@ -3,14 +3,19 @@
 package inventory
 
 import (
+	"errors"
+	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/layout"
 	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
+	"github.com/carve-csi/carve/pkg/lvmd/zeroed"
+	"github.com/carve-csi/carve/pkg/must"
 )
 
 func TestOnlyWhatLVMHasNotFinishedMakingIsHalfMade(t *testing.T) {
@@ -72,4 +77,48 @@ func TestAVolumeIsReadWhileItsGroupIsScanned(t *testing.T) {
 		scan(uint64(3 + i))
 	}
 	reader.Wait()
+}
+
+func TestUnreadableGroupIsScannedAtIntervals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, g := scanned(t, Options{})
+		failed := errors.New("I/O error")
+		found := &lvm.Group{Name: "carve", UUID: "uuid", Seqno: 1, ExtentSize: extent, Extents: 10}
+		for _, c := range []struct {
+			after      time.Duration
+			unreadable error
+			want       bool
+		}{{0, nil, true}, {0, failed, false}, {unreadableInterval + 1, failed, true}} {
+			g.ApplyScan(Scan{Group: found, Metadata: ondisk.Metadata{Seqno: 1}, Unreadable: c.unreadable}, nil)
+			time.Sleep(c.after)
+			if got := g.Differs(ondisk.Metadata{}, failed, 0, time.Hour); got != c.want {
+				t.Errorf("%v after a scan that ended with %v: differs is %v", c.after, c.unreadable, got)
+			}
+		}
+	})
+}
+
+// TestUnexplainedEffectTakesNoZeroes has another program change the group beside a creation.
+func TestUnexplainedEffectTakesNoZeroes(t *testing.T) {
+	for name, take := range map[string]func(*Group, Effect, Change){
+		"scanned": func(g *Group, e Effect, _ Change) {
+			found := &lvm.Group{Name: "carve", UUID: "uuid", Seqno: 3, ExtentSize: extent, Extents: 10}
+			g.ApplyScan(Scan{Group: found, Metadata: ondisk.Metadata{Seqno: 3}}, e)
+		},
+		"not scanned": func(g *Group, e Effect, c Change) {
+			g.SetStale(false)
+			c.CommitUnscanned(e)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, g := scanned(t, Options{})
+			area := []lvm.Segment{{Length: extent, Exact: true, Areas: []lvm.Area{{Device: "pv", Length: extent}}}}
+			g.zeroes.Free(area)
+			v := admitted(t, m, 1).Volume
+			take(g, Created(v, area, nil), must.Get(g.BeginChange())(t))
+			if where, _ := v.NotZeroed(); !slices.Equal(where, zeroed.Set{{To: extent}}) {
+				t.Errorf("%v of the new volume may not be zeroes, want all of it", where)
+			}
+		})
+	}
 }

@@ -211,8 +211,7 @@ func (n *node) start(crash func(m *inventory.Inventory, point string)) (m *inven
 		Responding: func(bool) {}, Scanned: func() {},
 	})
 	n.groups = groups
-	listed := groups.Configure(c)
-	must.Succeed(n.t, groups.RecallPins(c, listed, nil))
+	listed := must.Get(groups.Configure(c, nil))(n.t)
 	g := groups.Named("carve")
 	records := must.Get(n.journal.Volumes())(n.t)
 	m.Recall(records, nil)

@@ -33,7 +33,7 @@ func (s Seeker) look(ctx context.Context) {
 	var names []string
 	for _, name := range slices.Sorted(maps.Keys(s.byName)) {
 		g := s.byName[name]
-		if known := g.Scanned(); known != nil && known.MissingDevices == 0 || s.Inventory.Responding(g.Group) != nil {
+		if known := g.Known().Scanned; known != nil && known.MissingDevices == 0 || s.Inventory.Responding(g.Group) != nil {
 			continue
 		}
 		waiting, cancel := context.WithTimeout(ctx, s.ProbeInterval)
@@ -54,7 +54,7 @@ func (s Seeker) look(ctx context.Context) {
 		g, err := s.byName[name], error(nil)
 		found := slices.DeleteFunc(slices.Clone(all), func(f lvm.Group) bool { return f.Name != name })
 		switch {
-		case failed != nil, g.CameBack(found):
+		case failed != nil, cameBack(g.Known().Scanned, found):
 			// A disk that does not answer is one group's only.
 			err = s.Rescan(g)
 			g.Reclaim()

@@ -31,11 +31,10 @@ func (s *Groups) Change(ctx context.Context, g *Group, run func(context.Context)
 
 // ChangeHeld is Change for a caller that has the group's slot.
 func (s *Groups) ChangeHeld(g *Group, run func(context.Context) (inventory.Effect, error)) error {
-	// It may have been refused while the operation waited.
-	if err := s.Inventory.Used(g.Group); err != nil {
+	change, err := g.BeginChange() // It may have been refused while the operation waited.
+	if err != nil {
 		return err
 	}
-	change := g.BeginChange()
 	effect, err := run(s.Work)
 	if err != nil {
 		g.SetSuspect(true)
@@ -52,7 +51,6 @@ func (s *Groups) ChangeHeld(g *Group, run func(context.Context) (inventory.Effec
 	case effect == nil, s.commit(g, change, effect):
 		return nil
 	}
-	change.Unexplained()
 	if err := s.rescan(g, effect); err != nil {
 		s.Log.Error("scanning after a change", "group", g.Name(), "error", err)
 		// The command succeeded: its effect counts until a scan says more.
@@ -109,7 +107,7 @@ func (s *Groups) rescan(g *Group, after inventory.Effect) error {
 	found, err := s.Scan(s.Work, []string{g.Name()})
 	if err == nil {
 		repaired := s.repairSuspect(g, found)
-		if g.CameBack(found) {
+		if cameBack(g.Known().Scanned, found) {
 			a := activator{s}
 			lacking := a.inactiveIn(&found[0])
 			repaired = a.makeDevices(s.Work, g.Name(), lacking) || repaired
@@ -122,13 +120,19 @@ func (s *Groups) rescan(g *Group, after inventory.Effect) error {
 		}
 	}
 	if err != nil {
-		g.SetStale()
+		g.SetStale(false)
 		if errors.Is(err, lvm.ErrTimedOut) {
 			s.SetUnresponsive(g, err)
 		}
 		return fmt.Errorf("scanning volume group %q: %w", g.Name(), err)
 	}
 	return s.persist(g, g.ApplyScan(s.read(g, found), after))
+}
+
+// cameBack reports whether a scan found a group, or a disk of it, that is not known:
+// its volumes have no devices when it was away while the machine started.
+func cameBack(known *lvm.Group, found []lvm.Group) bool {
+	return len(found) == 1 && (known == nil || found[0].MissingDevices < known.MissingDevices)
 }
 
 // Load takes over the first scan of all groups, which ends the start.
@@ -172,12 +176,12 @@ func (s *Groups) read(g *Group, found []lvm.Group) inventory.Scan {
 			s.Log.Warn("volume's device cannot be asked for", "volume", lv.Name, "error", err)
 		}
 	}
-	var err error
-	if scan.Metadata, err = s.LVM.Metadata(g.Name()); err != nil {
+	if scan.Metadata, scan.Unreadable = s.LVM.Metadata(g.Name()); scan.Unreadable != nil {
 		scan.Metadata = ondisk.Metadata{}
 		return scan
 	}
 	if thin {
+		var err error
 		if scan.Where, err = s.LVM.Placement(g.Name()); err != nil {
 			s.Log.Warn("where thin pools lie cannot be read from the disks", "group", g.Name(), "error", err)
 		}

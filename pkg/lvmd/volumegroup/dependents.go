@@ -45,7 +45,7 @@ func CheckDependents(ctx context.Context, s *Groups, v *inventory.Volume) error 
 // changed reports whether the group's metadata on the disks is another than is known.
 func (s *Groups) changed(g *Group) bool {
 	now, err := s.LVM.Metadata(g.Name())
-	return err == nil && now.Seqno != g.Seqno()
+	return err == nil && now.Seqno != g.Known().Seqno
 }
 
 // CheckLegs is CheckDependents for volumes that are removed next, by a caller that has the group's slot: what

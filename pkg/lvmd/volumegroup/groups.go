@@ -3,6 +3,7 @@ package volumegroup
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -123,17 +124,37 @@ func New(o Options) *Groups {
 }
 
 // Configure makes the groups of the first configuration, and returns their names, each once, in
-// the configuration's order. It is called once, before all else.
-func (s *Groups) Configure(c *config.Config) (names []string) {
-	for _, g := range s.Inventory.Configure(c) {
+// the configuration's order. LVM takes only those that the journal, which has their states, and the configuration
+// know. It is called once, before all else.
+func (s *Groups) Configure(c *config.Config, states map[string]journal.Group) (names []string, err error) {
+	identities, err := s.Journal.Identities()
+	if err != nil {
+		return nil, err
+	}
+	pins := map[string]lvm.Identity{}
+	for name, state := range states {
+		pins[name] = lvm.Identity{UUID: state.UUID} // An earlier version kept no other.
+	}
+	for name, identity := range identities {
+		if identity.UUID != "" {
+			pins[name] = lvm.Identity(identity)
+		}
+	}
+	for _, g := range s.Inventory.Configure(c, pins) {
 		s.byName[g.Name()] = &Group{
 			Group: g, slot: fairqueue.New(maxWaiting, s.SlotTimeout),
 			Wipe: wakeup.New(), Remove: wakeup.New(), Look: wakeup.New(), Inactive: wakeup.New(),
 			checks: map[string]*poolCheck{},
 		}
 		names = append(names, g.Name())
+		if listed := inventory.ListedUUIDs(c, g.Name()); len(listed) > 0 && !slices.Contains(listed, pins[g.Name()].UUID) {
+			pins[g.Name()] = lvm.Identity{UUID: listed[0]} // No other is taken before Scan has looked at the list.
+		}
 	}
-	return names
+	for name, identity := range pins {
+		s.LVM.Pin(name, identity)
+	}
+	return names, nil
 }
 
 // Named is the group of a name, or nil.

@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/carve-csi/carve/api/conditions"
-	"github.com/carve-csi/carve/api/config"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
 	"github.com/carve-csi/carve/pkg/lvmd/journal"
@@ -35,29 +34,6 @@ const (
 	// replacePrefix begins the name of a file that has lvmd make a group in place of one that is lost.
 	replacePrefix = "replace-volume-group-"
 )
-
-// RecallPins has LVM take only the groups that the journal and the configuration know.
-func (s *Groups) RecallPins(c *config.Config, names []string, states map[string]journal.Group) error {
-	pins, err := s.Journal.Identities()
-	if err != nil {
-		return err
-	}
-	for name, state := range states {
-		if pins[name].UUID == "" {
-			pins[name] = journal.Identity{UUID: state.UUID} // an earlier version kept no other
-		}
-	}
-	for _, name := range names {
-		s.byName[name].SetPinned(lvm.Identity(pins[name]))
-		if listed := inventory.ListedUUIDs(c, name); len(listed) > 0 && !slices.Contains(listed, pins[name].UUID) {
-			pins[name] = journal.Identity{UUID: listed[0]} // No other is taken before scan has looked at the list.
-		}
-	}
-	for name, identity := range pins {
-		s.LVM.Pin(name, lvm.Identity(identity))
-	}
-	return nil
-}
 
 // Scan scans groups, and once more when another group of a name is accepted.
 func (s *Groups) Scan(ctx context.Context, names []string) ([]lvm.Group, error) {
@@ -98,7 +74,7 @@ func (s *Groups) Scan(ctx context.Context, names []string) ([]lvm.Group, error) 
 // all of several volumes are gone at once, is not, unless an administrator accepts it.
 func (s *Groups) isPlausible(found *lvm.Group) bool {
 	g, file := s.byName[found.Name], acceptFile(s.StateDir, found.UUID)
-	if found.UUID != g.Pinned().UUID {
+	if found.UUID != g.Known().Pinned.UUID {
 		return true // It was accepted in place of another one, or lvmd makes it in its place.
 	}
 	why := g.Implausible(found)
@@ -164,7 +140,7 @@ func (s *Groups) acceptable(name string, groups []lvm.Other) (uuid string, err e
 		}
 		others = append(others, g.UUID)
 	}
-	known := s.byName[name].Pinned().UUID
+	known := s.byName[name].Known().Pinned.UUID
 	listed := inventory.ListedUUIDs(s.Inventory.Config(), name)
 	isListed := func(uuid string) bool { return slices.Contains(listed, uuid) }
 	// What is listed for long says nothing of the disks that the UUID is on now.
@@ -205,7 +181,8 @@ func volumesOf(j *journal.Journal, name string) (n int, err error) {
 // lost, or the group was there since lvmd started, so that its disks may be away for a moment only.
 // givenUp is true when an administrator gave the group up.
 func (s *Groups) Kept(g *Group) (why string, givenUp bool, err error) {
-	uuid := g.Pinned().UUID
+	known := g.Known()
+	uuid := known.Pinned.UUID
 	if uuid == "" {
 		return "", false, nil
 	}
@@ -219,7 +196,7 @@ func (s *Groups) Kept(g *Group) (why string, givenUp bool, err error) {
 		return "", false, err
 	case volumes > 0:
 		why = fmt.Sprintf("volume group %q, with the UUID %s, has %d volumes and is away: bring its disks back; or, if they are lost, run: touch %s", g.Name(), uuid, volumes, file)
-	case inventory.WasThere(g.Group):
+	case known.WasThere:
 		why = fmt.Sprintf("volume group %q, with the UUID %s, was there since lvmd started: bring its disks back; or, if they are lost, restart lvmd, or run: touch %s", g.Name(), uuid, file)
 	}
 	return why, false, nil
@@ -257,7 +234,7 @@ func (s *Groups) Refusal(g *Group) inventory.Refusal {
 			g.Name(), strings.Join(others[0].Paths, " and "), why)}
 	}
 	return inventory.Refusal{
-		Type: conditions.VolumeGroupReplaced, Message: replaced(g, others, s.StateDir), Devices: strings.Join(g.Pinned().Devices, ", "),
+		Type: conditions.VolumeGroupReplaced, Message: replaced(g, others, s.StateDir), Devices: strings.Join(g.Known().Pinned.Devices, ", "),
 	}
 }
 
@@ -275,7 +252,7 @@ func duplicated(name string, duplicates []lvm.Duplicate) string {
 func replaced(g *Group, others []lvm.Other, stateDir string) string {
 	name := g.Name()
 	wanted := "no UUID of it is known yet, or is none of volumeGroupUUIDs"
-	pinned := g.Pinned()
+	pinned := g.Known().Pinned
 	if pinned.UUID != "" {
 		wanted = "this node's has the UUID " + pinned.UUID
 	}
@@ -297,12 +274,11 @@ func replaced(g *Group, others []lvm.Other, stateDir string) string {
 
 // Unpin forgets which group there was: lvmd makes another in its place.
 func (s *Groups) Unpin(g *Group) error {
-	uuid := g.Pinned().UUID
+	uuid := g.Known().Pinned.UUID
 	if err := s.Journal.PutIdentity(g.Name(), journal.Identity{}); err != nil {
 		return err
 	}
 	s.LVM.Pin(g.Name(), lvm.Identity{})
-	g.SetPinned(lvm.Identity{})
 	if uuid != "" {
 		_ = os.Remove(replaceFile(s.StateDir, uuid))
 		inventory.SetReplaced(g.Group, fmt.Sprintf("volume group %q was made by lvmd in place of the one with the UUID %s, whose disks were not there", g.Name(), uuid))

@@ -23,7 +23,7 @@ func (s *Groups) persist(g *Group, diff inventory.Diff) error {
 		s.Resume(a)
 	}
 	if diff.Pinned {
-		identity := g.Pinned()
+		identity := g.Known().Pinned
 		s.LVM.Pin(g.Name(), identity)
 		if err := s.Journal.PutIdentity(g.Name(), journal.Identity(identity)); err != nil {
 			return err
@@ -57,7 +57,7 @@ func (s *Groups) persist(g *Group, diff inventory.Diff) error {
 	if diff.Pinned || diff.WentBack || len(diff.Vanished) > 0 {
 		// If an administrator accepted that, it is done: see isPlausible. Until then the file is
 		// there, wherever lvmd is killed.
-		_ = os.Remove(acceptFile(s.StateDir, g.Pinned().UUID))
+		_ = os.Remove(acceptFile(s.StateDir, g.Known().Pinned.UUID))
 	}
 	return nil
 }

@@ -28,8 +28,6 @@ func (s *Groups) Refresh(ctx context.Context, g *Group) {
 		s.Log.Warn("scanning failed", "group", g.Name(), "error", err)
 		return
 	}
-	_, err = s.LVM.Metadata(g.Name())
-	g.SetUnreadable(err)
 	g.Reclaim()
 }
 
@@ -64,11 +62,7 @@ func (s *Groups) renumbered(g *Group) bool {
 // SetUnresponsive notes that LVM does not answer for a group, and has it probed until
 // it does.
 func (s *Groups) SetUnresponsive(g *Group, cause error) {
-	if s.Work.Err() != nil {
-		g.SetStale()
-		return
-	}
-	if !g.SetUnresponsive() {
+	if !g.SetStale(s.Work.Err() == nil) {
 		return
 	}
 	s.Responding(false)

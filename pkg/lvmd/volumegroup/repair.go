@@ -21,7 +21,7 @@ import (
 // It is done after a command of ours failed and at no other time but at the start:
 // what an administrator does to a device is theirs.
 func (s *Groups) repairSuspect(g *Group, found []lvm.Group) (repaired bool) {
-	if !g.IsSuspect() || len(found) == 0 { // A group that is away is looked at when it comes back.
+	if !g.Known().Suspect || len(found) == 0 { // A group that is away is looked at when it comes back.
 		return false
 	}
 	for i := range found {

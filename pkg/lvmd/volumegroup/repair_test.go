@@ -65,7 +65,7 @@ func TestAGroupOfWhichNothingIsKnownAfterAFailureIsServedAndLookedAtAgain(t *tes
 			f.LVM, f.PollInterval = &unsure{f.lvm, test.times}, 0
 			f.lvm.MakeInconsistent("carve", ours)
 			_ = f.Change(t.Context(), f.g, func(context.Context) (inventory.Effect, error) { return nil, errors.New("killed") })
-			if !f.g.IsSuspect() {
+			if !f.g.Known().Suspect {
 				t.Fatal("the devices are taken for consistent, and were not looked at")
 			}
 			must.Succeed(t, f.Change(t.Context(), f.g, func(ctx context.Context) (inventory.Effect, error) {
@@ -76,8 +76,8 @@ func TestAGroupOfWhichNothingIsKnownAfterAFailureIsServedAndLookedAtAgain(t *tes
 				f.Refresh(t.Context(), f.g)
 				return f.lvm.Commands(lvmfake.OpScan) > scans
 			})
-			if n := f.lvm.Commands(lvmfake.OpRepair); n != test.repairs || f.g.IsSuspect() != (test.repairs == 0) {
-				t.Errorf("%d repairs, want %d; the group is suspect: %v", n, test.repairs, f.g.IsSuspect())
+			if n := f.lvm.Commands(lvmfake.OpRepair); n != test.repairs || f.g.Known().Suspect != (test.repairs == 0) {
+				t.Errorf("%d repairs, want %d; the group is suspect: %v", n, test.repairs, f.g.Known().Suspect)
 			}
 			f.wantTrue()
 		})

@@ -111,8 +111,7 @@ func (f *fixture) start(uuids ...string) {
 		},
 		Scanned: func() {}, ProbeInterval: time.Millisecond, PollInterval: time.Hour,
 	})
-	names := f.Configure(c)
-	must.Succeed(f.t, f.RecallPins(c, names, nil))
+	names := must.Get(f.Configure(c, nil))(f.t)
 	f.g = f.Named("carve")
 	must.Succeed(f.t, f.Load(must.Get(f.Scan(f.t.Context(), names))(f.t)))
 }
@@ -260,8 +259,8 @@ func TestAnotherGroupOfTheNameIsTakenOnlyWhereItMayBe(t *testing.T) {
 			}
 			must.Succeed(t, f.Rescan(f.g))
 			pinned := lvm.Identity(must.Get(f.Journal.Identities())(t)["carve"])
-			if taken := pinned.UUID == other; taken != test.taken || !f.g.Pinned().Equal(pinned) {
-				t.Errorf("the journal has the group %q, the inventory %q", pinned, f.g.Pinned())
+			if taken := pinned.UUID == other; taken != test.taken || !f.g.Known().Pinned.Equal(pinned) {
+				t.Errorf("the journal has the group %q, the inventory %q", pinned, f.g.Known().Pinned)
 			}
 			refusal := f.Refusal(f.g).Message
 			if test.taken != (refusal == "") || !test.taken && !strings.Contains(refusal, "touch "+accept) {
@@ -309,8 +308,8 @@ func TestTheGroupIsNotTakenOnDisksOfWhichNoneIsItsOwn(t *testing.T) {
 			if test.taken {
 				want = "forged"
 			}
-			if got := f.identity(); !slices.Equal(got.Devices, []string{want}) || got.UUID != first || !f.g.Pinned().Equal(got) {
-				t.Errorf("the journal has %v, the inventory %v, want %s", got, f.g.Pinned(), want)
+			if got := f.identity(); !slices.Equal(got.Devices, []string{want}) || got.UUID != first || !f.g.Known().Pinned.Equal(got) {
+				t.Errorf("the journal has %v, the inventory %v, want %s", got, f.g.Known().Pinned, want)
 			}
 			refused := f.Refusal(f.g)
 			refusal := refused.Message
@@ -397,13 +396,13 @@ func TestAGroupInWhichAllVolumesAreGoneAtOnceIsRefused(t *testing.T) {
 			}
 			accept := filepath.Join(f.StateDir, "accept-volume-group-"+first)
 			refusal := f.Refusal(f.g).Message
-			if kept() != before || f.g.Scanned() != nil || !strings.Contains(refusal, ours) || !strings.Contains(refusal, "touch "+accept) {
-				t.Errorf("the journal has %d volumes, want %d; the group is %v; refused for %q", kept(), before, f.g.Scanned(), refusal)
+			if kept() != before || f.g.Known().Scanned != nil || !strings.Contains(refusal, ours) || !strings.Contains(refusal, "touch "+accept) {
+				t.Errorf("the journal has %d volumes, want %d; the group is %v; refused for %q", kept(), before, f.g.Known().Scanned, refusal)
 			}
 			must.Succeed(t, os.WriteFile(accept, nil, 0o600))
 			must.Succeed(t, f.Rescan(f.g))
-			if kept() != 0 || f.g.Scanned() == nil || f.Refusal(f.g).Message != "" {
-				t.Errorf("accepted: the journal has %d volumes, want none; the group is %v; refused for %q", kept(), f.g.Scanned(), f.Refusal(f.g).Message)
+			if kept() != 0 || f.g.Known().Scanned == nil || f.Refusal(f.g).Message != "" {
+				t.Errorf("accepted: the journal has %d volumes, want none; the group is %v; refused for %q", kept(), f.g.Known().Scanned, f.Refusal(f.g).Message)
 			}
 			if _, err := os.Stat(accept); !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("the file that accepts it is left: %v", err)
@@ -415,13 +414,13 @@ func TestAGroupInWhichAllVolumesAreGoneAtOnceIsRefused(t *testing.T) {
 func TestAGroupWhoseMetadataIsOlderThanItWasIsRefused(t *testing.T) {
 	f := newFixture(t, map[string][]string{ours: named("a")})
 	f.start()
-	seqno := f.g.Seqno()
+	seqno := f.g.Known().Seqno
 	f.lvm.SetSeqno("carve", seqno-1)
 	must.Succeed(t, f.Rescan(f.g))
 	accept := filepath.Join(f.StateDir, "accept-volume-group-"+first)
 	refusal := f.Refusal(f.g)
-	if refusal.Type != conditions.VolumeGroupOutdated || !strings.Contains(refusal.Message, "touch "+accept) || f.g.Scanned() != nil {
-		t.Errorf("the group is %v, refused for %v", f.g.Scanned(), refusal)
+	if refusal.Type != conditions.VolumeGroupOutdated || !strings.Contains(refusal.Message, "touch "+accept) || f.g.Known().Scanned != nil {
+		t.Errorf("the group is %v, refused for %v", f.g.Known().Scanned, refusal)
 	}
 	err := f.Change(t.Context(), f.g, func(context.Context) (inventory.Effect, error) {
 		t.Error("a command was run")
@@ -432,15 +431,15 @@ func TestAGroupWhoseMetadataIsOlderThanItWasIsRefused(t *testing.T) {
 	}
 	f.lvm.SetSeqno("carve", seqno)
 	must.Succeed(t, f.Rescan(f.g))
-	if f.g.Scanned() == nil || f.Refusal(f.g).Message != "" {
-		t.Errorf("with its number again, the group is %v, refused for %v", f.g.Scanned(), f.Refusal(f.g))
+	if f.g.Known().Scanned == nil || f.Refusal(f.g).Message != "" {
+		t.Errorf("with its number again, the group is %v, refused for %v", f.g.Known().Scanned, f.Refusal(f.g))
 	}
 	f.lvm.SetSeqno("carve", seqno-1)
 	must.Succeed(t, f.Rescan(f.g))
 	must.Succeed(t, os.WriteFile(accept, nil, 0o600))
 	must.Succeed(t, f.Rescan(f.g))
-	if f.g.Scanned() == nil || f.Refusal(f.g).Message != "" {
-		t.Errorf("accepted, the group is %v, refused for %v", f.g.Scanned(), f.Refusal(f.g))
+	if f.g.Known().Scanned == nil || f.Refusal(f.g).Message != "" {
+		t.Errorf("accepted, the group is %v, refused for %v", f.g.Known().Scanned, f.Refusal(f.g))
 	}
 	// The next start must not refuse it again.
 	if got := must.Get(f.Journal.Groups())(t)["carve"].Seqno; got != seqno-1 {
@@ -465,16 +464,16 @@ func TestAGroupOfWhichADiskAndItsCopyAreThereIsNotTaken(t *testing.T) {
 			must.Succeed(t, os.WriteFile(filepath.Join(f.StateDir, "accept-volume-group-"+first), nil, 0o600))
 			must.Succeed(t, f.Rescan(f.g))
 			refusal := f.Refusal(f.g)
-			if refusal.Type != conditions.DuplicateDevice || !strings.Contains(refusal.Message, "/dev/fake-carve and /dev/copy") || strings.Contains(refusal.Message, "fake-pv-") || f.g.Scanned() != nil {
-				t.Errorf("the group is %v, refused for %v", f.g.Scanned(), refusal)
+			if refusal.Type != conditions.DuplicateDevice || !strings.Contains(refusal.Message, "/dev/fake-carve and /dev/copy") || strings.Contains(refusal.Message, "fake-pv-") || f.g.Known().Scanned != nil {
+				t.Errorf("the group is %v, refused for %v", f.g.Known().Scanned, refusal)
 			}
-			if got := f.identity(); !got.Equal(known) || !f.g.Pinned().Equal(known) {
-				t.Errorf("the journal has %v, the inventory %v, want %v", got, f.g.Pinned(), known)
+			if got := f.identity(); !got.Equal(known) || !f.g.Known().Pinned.Equal(known) {
+				t.Errorf("the journal has %v, the inventory %v, want %v", got, f.g.Known().Pinned, known)
 			}
 			f.lvm.SetCopied("carve", "")
 			must.Succeed(t, f.Rescan(f.g))
-			if f.g.Scanned() == nil || f.Refusal(f.g).Message != "" {
-				t.Errorf("without the copy, the group is %v, refused for %v", f.g.Scanned(), f.Refusal(f.g))
+			if f.g.Known().Scanned == nil || f.Refusal(f.g).Message != "" {
+				t.Errorf("without the copy, the group is %v, refused for %v", f.g.Known().Scanned, f.Refusal(f.g))
 			}
 		})
 	}
