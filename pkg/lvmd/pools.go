@@ -3,13 +3,8 @@ package lvmd
 import (
 	"context"
 	"errors"
-	"fmt"
-	"maps"
-	"slices"
-	"strings"
 	"time"
 
-	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
 	"github.com/carve-csi/carve/pkg/lvmd/thinpool"
@@ -126,16 +121,15 @@ func (s *poolKeeper) look(p *inventory.Pool) {
 // passed. It needs no intent: LVM's commit is the one effect, and what follows
 // from it is in LVM's metadata.
 func (s *poolKeeper) extend(ctx context.Context, g *volumegroup.Group, p *inventory.Pool) error {
-	growth := s.plan(g, p)
+	growth, reserved := s.plan(g, p)
 	// What keeps the data from growing does not keep the metadata from it.
 	var stuck, err, metadataErr error
 	if growth.Stuck != "" {
 		stuck = errors.New(growth.Stuck)
 	}
 	if growth.Extents > 0 {
-		reserved := p.Reserve(growth.Extents)
 		err = s.groups.Change(ctx, g, func(ctx context.Context) (inventory.Effect, error) {
-			on, err := p.PlaceData(growth.Extents)
+			on, err := p.Place(growth.Extents, 0)
 			if err != nil {
 				return nil, err
 			}
@@ -147,7 +141,7 @@ func (s *poolKeeper) extend(ctx context.Context, g *volumegroup.Group, p *invent
 	if growth.Metadata > 0 {
 		// How much the spare for repairs grows with it is up to LVM.
 		metadataErr = s.groups.Change(ctx, g, func(ctx context.Context) (inventory.Effect, error) {
-			on, err := p.PlaceMetadata(growth.Metadata)
+			on, err := p.Place(0, growth.Metadata)
 			if err != nil {
 				return nil, err
 			}
@@ -162,8 +156,8 @@ func (s *poolKeeper) extend(ctx context.Context, g *volumegroup.Group, p *invent
 	return errors.Join(err, metadataErr, stuck)
 }
 
-// plan decides to which size a pool is to grow, and notes why a pool that should grow cannot.
-func (s *poolKeeper) plan(g *volumegroup.Group, p *inventory.Pool) (growth thinpool.Growth) {
+// plan decides to which size a pool is to grow, and reserves what that takes.
+func (s *poolKeeper) plan(g *volumegroup.Group, p *inventory.Pool) (growth thinpool.Growth, reserved *inventory.PoolGrowth) {
 	if now := p.Sizes(); now != nil {
 		growth = thinpool.Pool{
 			Group: g.Name(), Total: now.Total, ExtentSize: now.ExtentSize, Free: now.Free, AutoExtend: *now.Settings.AutoExtend,
@@ -172,8 +166,7 @@ func (s *poolKeeper) plan(g *volumegroup.Group, p *inventory.Pool) (growth thinp
 			DataGrowth: now.DataGrowth, MetadataGrowth: now.MetadataGrowth,
 		}.Grow()
 	}
-	p.SetStuck(growth.Stuck)
-	return growth
+	return growth, p.Plan(growth.Extents, growth.Stuck)
 }
 
 // retry makes the thin pools of a group that could not be made before, or that it has not as it has just appeared.
@@ -197,46 +190,13 @@ func (s *poolKeeper) retry(ctx context.Context, g *volumegroup.Group) {
 // lookAtRAID asks the kernel how the images of the group's RAID volumes and pools do,
 // which changes without any change of the metadata. It runs no command.
 func (s *poolKeeper) lookAtRAID(g *volumegroup.Group) {
-	for _, p := range s.inventory.Pools(g.Group) {
-		s.lookAtRAIDPool(g, p)
-	}
-	ids := g.RAIDVolumes()
-	if len(ids) == 0 {
-		return
-	}
-	found := map[string][]*lvmdv1.Condition{}
-	for _, id := range ids {
-		status, err := s.lvm.RAIDStatus(g.Name(), id)
-		switch {
-		case err == nil:
-			found[id] = inventory.RAIDConditions(status)
-		case !errors.Is(err, lvm.ErrNotFound): // That it has no device is another condition.
-			s.log.Warn("a RAID volume cannot be asked for its status", "volume", id, "error", err)
+	found := map[string]lvm.RAIDStatus{}
+	for _, name := range g.RAIDNames() {
+		status, err := s.lvm.RAIDStatus(g.Name(), name)
+		if err != nil && !errors.Is(err, lvm.ErrNotFound) { // That it has no device is another condition.
+			s.log.Warn("failed to read the status of a RAID volume", "group", g.Name(), "volume", name, "error", err)
 		}
+		found[name] = status
 	}
-	g.SetRAID(ids, found)
-}
-
-// lookAtRAIDPool is lookAtRAID for a thin pool.
-func (s *poolKeeper) lookAtRAIDPool(g *volumegroup.Group, p *inventory.Pool) {
-	components := p.Components()
-	var found []*lvmdv1.Condition
-	for _, suffix := range slices.Sorted(maps.Keys(components)) {
-		if !components[suffix].Layout.IsRAID() {
-			continue
-		}
-		status, err := s.lvm.RAIDStatus(g.Name(), p.Name()+suffix)
-		switch {
-		case err == nil:
-			for _, c := range inventory.RAIDConditions(status) {
-				found = append(found, &lvmdv1.Condition{Type: c.GetType(), Message: fmt.Sprintf("thin pool %q: %s", p.Name(), c.GetMessage())})
-			}
-		case !errors.Is(err, lvm.ErrNotFound): // That the pool has no device is another condition.
-			s.log.Warn("a thin pool cannot be asked for the status of its RAID", "group", g.Name(), "pool", p.Name(), "error", err)
-		}
-	}
-	// Of two conditions of a type, that of the data is enough.
-	slices.SortStableFunc(found, func(a, b *lvmdv1.Condition) int { return strings.Compare(a.GetType(), b.GetType()) })
-	found = slices.CompactFunc(found, func(a, b *lvmdv1.Condition) bool { return a.GetType() == b.GetType() })
-	p.SetRAID(found)
+	g.SetRAID(found)
 }

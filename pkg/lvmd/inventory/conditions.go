@@ -54,7 +54,7 @@ type finding struct{ kind, message string }
 //
 //   - 1, type: all others are layouts, which are reported as such, or components of
 //     volumes. That a mirror was not synchronised at first is how lvmd makes them;
-//     that an image is out of sync the kernel says of the whole, see RAIDConditions.
+//     that an image is out of sync the kernel says of the whole, see raidConditions.
 //   - 2, permissions: r and R are ReadOnly, w is usual.
 //   - 3, 4, allocation and minor number: how LVM is to choose. Extents that are
 //     locked are being moved by pvmove, while the volume is as good as ever.
@@ -122,9 +122,9 @@ func conditionsOf(lv *lvm.Volume, d lvm.Device, active bool) []*lvmdv1.Condition
 	return c
 }
 
-// RAIDConditions translates what the kernel says of a RAID volume. Progress is
+// raidConditions translates what the kernel says of a RAID volume. Progress is
 // reported in steps: each is a message to every watcher.
-func RAIDConditions(s lvm.RAIDStatus) []*lvmdv1.Condition {
+func raidConditions(s lvm.RAIDStatus) []*lvmdv1.Condition {
 	var c []*lvmdv1.Condition
 	if s.Failed > 0 {
 		c = append(c, condition(conditions.Degraded, "%d of the volume's %d devices failed or are missing; one that is back is taken in again by lvchange --refresh", s.Failed, s.Images))

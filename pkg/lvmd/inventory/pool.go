@@ -1,6 +1,9 @@
 package inventory
 
 import (
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/carve-csi/carve/api/conditions"
@@ -322,17 +325,14 @@ func (m *Inventory) Pools(g *Group) []*Pool {
 	return all
 }
 
-// ClassPools names the thin pools of classes in a group.
-func (m *Inventory) ClassPools(group string) map[string]bool {
+// ClassPools reports which thin pools of a group are those of classes, by name.
+func (g *Group) ClassPools() map[string]bool {
+	m := g.m
 	m.lock()
 	defer m.unlock()
 	pools := map[string]bool{}
-	for _, c := range m.classes {
-		for _, in := range c.groups {
-			if in.pool != nil && in.group.name == group {
-				pools[in.pool.name] = true
-			}
-		}
+	for name, p := range g.pools {
+		pools[name] = p.settings != nil
 	}
 	return pools
 }
@@ -367,21 +367,17 @@ func (p *Pool) SetStatus(status lvm.PoolStatus, known bool) (appeared bool) {
 	return appeared
 }
 
-// SetActivation notes how far lvmd is with making the devices of pools, and why that failed.
-func SetActivation(g *Group, now Activation, why error, pools ...string) {
+// SetActivation records how far lvmd is with making the device of a pool, and why that failed.
+func SetActivation(g *Group, pool string, now Activation, why error) {
 	m := g.m
 	m.lock()
 	defer m.unlock()
-	var changed []*Volume
-	for _, name := range pools {
-		p := g.pool(name)
-		p.activation, p.activationErr = now, why
-		if p.inactive.IsZero() {
-			p.inactive = time.Now()
-		}
-		changed = append(changed, p.volumes()...)
+	p := g.pool(pool)
+	p.activation, p.activationErr = now, why
+	if p.inactive.IsZero() {
+		p.inactive = time.Now()
 	}
-	m.publish(g, changed...)
+	m.publish(g, p.volumes()...)
 }
 
 // IsActivating reports whether the pool's device is being made.
@@ -425,23 +421,22 @@ func lacksPool(g *Group) bool {
 	return false
 }
 
-// Components are how and where a pool's components lie, by the suffix of their names.
-func (p *Pool) Components() map[string]ondisk.Volume {
-	m := p.group.m
-	m.lock()
-	defer m.unlock()
-	return map[string]ondisk.Volume{"_tdata": p.data, "_tmeta": p.metadataAt}
+// components are how and where the pool's components lie, by name.
+func (p *Pool) components() map[string]ondisk.Volume {
+	return map[string]ondisk.Volume{p.name + "_tdata": p.data, p.name + "_tmeta": p.metadataAt}
 }
 
-// SetRAID replaces the conditions of the images of a pool's components.
-func (p *Pool) SetRAID(found []*lvmdv1.Condition) {
-	m := p.group.m
-	m.lock()
-	defer m.unlock()
-	if !sameConditions(p.raid, found) {
-		p.raid = found
-		m.publish(p.group, p.volumes()...)
+// raidConditions translates what the kernel says of the pool's components.
+func (p *Pool) raidConditions(found map[string]lvm.RAIDStatus) []*lvmdv1.Condition {
+	var all []*lvmdv1.Condition
+	for _, name := range slices.Sorted(maps.Keys(p.components())) {
+		for _, c := range raidConditions(found[name]) {
+			all = append(all, condition(c.GetType(), "thin pool %q: %s", p.name, c.GetMessage()))
+		}
 	}
+	// Of two conditions of a type, that of the data is enough.
+	slices.SortStableFunc(all, func(a, b *lvmdv1.Condition) int { return strings.Compare(a.GetType(), b.GetType()) })
+	return slices.CompactFunc(all, func(a, b *lvmdv1.Condition) bool { return a.GetType() == b.GetType() })
 }
 
 // PoolSizes are what the decision to extend a pool depends on.
@@ -482,17 +477,6 @@ func (p *Pool) Sizes() *PoolSizes {
 	}
 }
 
-// SetStuck notes why a pool that should grow cannot, or that it can.
-func (p *Pool) SetStuck(why string) {
-	m := p.group.m
-	m.lock()
-	defer m.unlock()
-	if p.stuck != why {
-		p.stuck = why
-		m.publish(p.group)
-	}
-}
-
 // PoolGrowth is the growth of a pool's data, for which space is reserved.
 type PoolGrowth struct {
 	pool           *Pool
@@ -500,12 +484,19 @@ type PoolGrowth struct {
 	reserved       bool
 }
 
-// Reserve reserves what a pool's data takes to have so many extents, until Commit of
-// the growth, or Release.
-func (p *Pool) Reserve(extents int64) *PoolGrowth {
+// Plan records why a pool that should grow cannot, or that it can, and reserves what its data takes to
+// have the given extents, until Commit of the growth, or Release. It reserves nothing for zero extents.
+func (p *Pool) Plan(extents int64, stuck string) *PoolGrowth {
 	m := p.group.m
 	m.lock()
 	defer m.unlock()
+	if p.stuck != stuck {
+		p.stuck = stuck
+		m.publish(p.group)
+	}
+	if extents == 0 {
+		return nil
+	}
 	g := &PoolGrowth{pool: p, extents: extents, takes: p.data.Layout.RawGrowth(extents - p.extents), reserved: true}
 	p.group.expanding += g.takes
 	return g
@@ -526,19 +517,15 @@ func (g *PoolGrowth) release() {
 	}
 }
 
-// PlaceData chooses where a pool's data grows to so many extents; nothing where LVM is to
-// choose. It fails when there is no place. The caller has the group's slot.
-func (p *Pool) PlaceData(extents int64) ([]layout.Share, error) {
+// Place chooses where a pool's metadata grows to the given bytes, or its data to the given extents where
+// these are zero; nothing where LVM is to choose. It fails when there is no place. The caller has the
+// group's slot.
+func (p *Pool) Place(extents, metadata int64) ([]layout.Share, error) {
 	m := p.group.m
 	m.lock()
 	defer m.unlock()
+	if metadata > 0 {
+		return p.group.placeGrowth("the metadata of thin pool "+p.name, p.metadataAt, (metadata-p.metadata)/p.group.info.ExtentSize)
+	}
 	return p.group.placeGrowth("thin pool "+p.name, p.data, extents-p.extents)
-}
-
-// PlaceMetadata is PlaceData for the metadata, in bytes.
-func (p *Pool) PlaceMetadata(bytes int64) ([]layout.Share, error) {
-	m := p.group.m
-	m.lock()
-	defer m.unlock()
-	return p.group.placeGrowth("the metadata of thin pool "+p.name, p.metadataAt, (bytes-p.metadata)/p.group.info.ExtentSize)
 }

@@ -464,33 +464,46 @@ func (g *Group) Renumbered(numbers lvm.Numbers, poll time.Duration) (moved bool,
 	return false, appeared, suspended
 }
 
-// RAIDVolumes are the ids of a group's RAID volumes that can be used.
-func (g *Group) RAIDVolumes() []string {
+// RAIDNames names what of a group is RAID: the volumes that can be used, and the components of thin pools.
+func (g *Group) RAIDNames() (names []string) {
 	m := g.m
 	m.lock()
 	defer m.unlock()
-	var ids []string
 	for id, v := range m.volumes {
 		if v.group == g && v.rec.Phase == spec.Ready && v.layout.IsRAID() {
-			ids = append(ids, id)
+			names = append(names, id)
 		}
 	}
-	return ids
+	for _, p := range g.pools {
+		for name, lies := range p.components() {
+			if lies.Layout.IsRAID() {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
 }
 
-// SetRAID replaces the conditions of the images of a group's volumes, by id.
-func (g *Group) SetRAID(ids []string, found map[string][]*lvmdv1.Condition) {
+// SetRAID takes over what the kernel says of the images of RAIDNames; the zero status is for what it
+// says nothing of.
+func (g *Group) SetRAID(found map[string]lvm.RAIDStatus) {
 	m := g.m
 	m.lock()
 	defer m.unlock()
 	var changed []*Volume
-	for _, id := range ids {
-		if v := m.volumes[id]; v != nil && !sameConditions(v.raid, found[id]) {
-			v.raid = found[id]
+	for id, status := range found {
+		if v, now := m.volumes[id], raidConditions(status); v != nil && !sameConditions(v.raid, now) {
+			v.raid = now
 			changed = append(changed, v)
 		}
 	}
 	if len(changed) > 0 {
 		m.publish(g, changed...)
+	}
+	for _, p := range g.pools {
+		if now := p.raidConditions(found); !sameConditions(p.raid, now) {
+			p.raid = now
+			m.publish(g, p.volumes()...)
+		}
 	}
 }

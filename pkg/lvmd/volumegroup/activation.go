@@ -49,7 +49,7 @@ func (i inactive) names() []string {
 // repair them for example, are left alone, and so is what lies in such a pool: to activate
 // it would activate the pool.
 func (s activator) inactiveIn(g *lvm.Group) inactive {
-	ours := poolsIn(s.Inventory, g)
+	ours := poolsIn(s.byName[g.Name], g)
 	found := inactive{pools: map[string][]string{}}
 	for i := range g.Volumes {
 		if lv := &g.Volumes[i]; ours[lv.Name] && lv.Attr.IsThinPool() && !lv.Attr.SkipActivation && s.lacksPool(g.Name, lv.Name) {
@@ -114,7 +114,7 @@ func (c *poolCheck) hasEnded() bool {
 // beginCheck begins the check of a thin pool, which goes on while the group is changed. It wakes the loop that
 // activates when it ends. Where there can be no such check, LVM's own must do. The caller has the group's slot.
 func (s activator) beginCheck(g *Group, pool string) *poolCheck {
-	inventory.SetActivation(g.Group, inventory.CheckingMetadata, nil, pool)
+	inventory.SetActivation(g.Group, pool, inventory.CheckingMetadata, nil)
 	c := &poolCheck{ended: make(chan struct{})}
 	err := s.LVM.BeginPoolCheck(s.Work, g.Name(), pool)
 	if err != nil {
@@ -139,7 +139,7 @@ func (s activator) beginCheck(g *Group, pool string) *poolCheck {
 func (s activator) makePool(g *Group, pool string, volumes []string, check *poolCheck) {
 	err := check.err
 	if err == nil {
-		inventory.SetActivation(g.Group, inventory.Activating, nil, pool)
+		inventory.SetActivation(g.Group, pool, inventory.Activating, nil)
 		s.Log.Info("activating a thin pool", "group", g.Name(), "pool", pool, "volumes", len(volumes), "checked", check.enough)
 		if err = s.LVM.ActivatePool(s.Work, g.Name(), pool, check.enough); err != nil {
 			// The command may have been killed in the middle of a change.
@@ -151,10 +151,10 @@ func (s activator) makePool(g *Group, pool string, volumes []string, check *pool
 	}
 	if err != nil {
 		s.Log.Error("a thin pool could not be activated; it will be tried again", "group", g.Name(), "pool", pool, "error", err)
-		inventory.SetActivation(g.Group, inventory.ActivationFailed, err, pool)
+		inventory.SetActivation(g.Group, pool, inventory.ActivationFailed, err)
 		return
 	}
-	inventory.SetActivation(g.Group, inventory.NotActivating, nil, pool)
+	inventory.SetActivation(g.Group, pool, inventory.NotActivating, nil)
 	if len(volumes) == 0 {
 		return
 	}

@@ -8,7 +8,6 @@ import (
 
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/layout"
-	"github.com/carve-csi/carve/pkg/lvmd/inventory"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
 
@@ -60,7 +59,7 @@ func (s *Groups) inconsistentIn(g *lvm.Group) ([]string, error) {
 	if len(names) == 0 {
 		return nil, err
 	}
-	pools := poolsIn(s.Inventory, g)
+	pools := poolsIn(s.byName[g.Name], g)
 	var inconsistent []string
 	for _, lv := range g.Volumes {
 		if (spec.AreOurs(lv.Tags) || pools[lv.Name] && !lv.Attr.SkipActivation) &&
@@ -109,8 +108,8 @@ func (s *Groups) Activate(ctx context.Context, names []string, found []lvm.Group
 
 // poolsIn names the thin pools of a scanned group that we have to do with: those of our
 // classes, and those that volumes or snapshots of ours lie in.
-func poolsIn(known *inventory.Inventory, g *lvm.Group) map[string]bool {
-	pools := known.ClassPools(g.Name)
+func poolsIn(known *Group, g *lvm.Group) map[string]bool {
+	pools := known.ClassPools()
 	for i := range g.Volumes {
 		if lv := &g.Volumes[i]; lv.Pool != "" && spec.AreOurs(lv.Tags) {
 			pools[lv.Pool] = true
