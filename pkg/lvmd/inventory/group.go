@@ -163,13 +163,6 @@ func (g *Group) responding() error {
 	return apierror.NotResponding("LVM has not answered for volume group %q since %s", g.name, g.unresponsive.UTC().Format(time.RFC3339))
 }
 
-// Group is the group of a name, or nil. The configured groups never change.
-func (m *Inventory) Group(name string) *Group {
-	m.lock()
-	defer m.unlock()
-	return m.groups[name]
-}
-
 // Responding is an error, apierror.NotResponding, while LVM does not answer for a group; nil stands
 // for all groups.
 func (m *Inventory) Responding(g *Group) error {

@@ -49,31 +49,24 @@ func (v *Volume) ReportSnapshot() *lvmdv1.Snapshot {
 // Volumes reports at most limit volumes whose ids follow after, in the order of their ids. more is
 // true when others follow.
 func (m *Inventory) Volumes(after string, limit int) (page []*lvmdv1.Volume, more bool) {
-	m.lock()
-	defer m.unlock()
-	for _, v := range m.following(after) {
-		switch {
-		case v.rec.Phase == spec.Deleting || v.rec.Ident.Snapshot:
-		case len(page) == limit:
-			return page, true
-		default:
-			page = append(page, v.proto())
-		}
-	}
-	return page, false
+	return pageOf(m, after, limit, (*Volume).proto, func(i *spec.Identity) bool { return !i.Snapshot })
 }
 
 // Snapshots is Volumes for the snapshots of a volume, or of all where it is empty.
 func (m *Inventory) Snapshots(of, after string, limit int) (page []*lvmdv1.Snapshot, more bool) {
+	return pageOf(m, after, limit, (*Volume).snapshotProto, func(i *spec.Identity) bool { return i.Snapshot && (of == "" || of == i.Source) })
+}
+
+func pageOf[T any](m *Inventory, after string, limit int, report func(*Volume) T, has func(*spec.Identity) bool) (page []T, more bool) {
 	m.lock()
 	defer m.unlock()
 	for _, v := range m.following(after) {
 		switch {
-		case v.rec.Phase == spec.Deleting || !v.rec.Ident.Snapshot || of != "" && of != v.rec.Ident.Source:
+		case v.rec.Phase == spec.Deleting || !has(&v.rec.Ident):
 		case len(page) == limit:
 			return page, true
 		default:
-			page = append(page, v.snapshotProto())
+			page = append(page, report(v))
 		}
 	}
 	return page, false
