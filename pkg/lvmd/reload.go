@@ -2,11 +2,14 @@ package lvmd
 
 import (
 	"errors"
+	"reflect"
+	"slices"
 
 	"github.com/carve-csi/carve/api/config"
 	"github.com/carve-csi/carve/pkg/lvm/layout"
 	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 	"github.com/carve-csi/carve/pkg/lvmd/apierror"
+	"github.com/carve-csi/carve/pkg/lvmd/inventory"
 	"github.com/carve-csi/carve/pkg/lvmd/journal"
 )
 
@@ -30,10 +33,11 @@ func (s *Service) Reload(c *config.Config) error {
 	if s.isStopping() {
 		return apierror.ErrStopping
 	}
-	if err := orphans(bindingsOf(s.inventory.Config()), c, s.inventory.Members()); err != nil {
+	was := s.inventory.Config()
+	if err := orphans(bindingsOf(was), c, s.inventory.Members()); err != nil {
 		return err
 	}
-	if !s.inventory.IsReloadable(c) {
+	if !reflect.DeepEqual(madeOf(was), madeOf(c)) || !reflect.DeepEqual(was.Devices, c.Devices) || !slices.EqualFunc(was.VolumeGroups, c.VolumeGroups, config.VolumeGroup.Same) {
 		return ErrNeedsStart
 	}
 	if err := checkGroups(c, s.inventory.Groups()); err != nil {
@@ -44,6 +48,20 @@ func (s *Service) Reload(c *config.Config) error {
 	}
 	s.inventory.Reconfigure(c, placements)
 	return nil
+}
+
+// madeOf returns what only a start looks for and makes: by volume group, its UUIDs, and by group and class, the thin pool.
+func madeOf(c *config.Config) map[string]any {
+	made := map[string]any{}
+	for _, dc := range c.Classes {
+		for _, name := range dc.VolumeGroups {
+			made[name] = inventory.ListedUUIDs(c, name)
+			if dc.Thin != nil {
+				made[name+"/"+dc.Name] = dc.Thin
+			}
+		}
+	}
+	return made
 }
 
 // placementsFor reads where everything lies in the groups in which lvmd chooses that under a

@@ -1,7 +1,6 @@
 package inventory
 
 import (
-	"reflect"
 	"slices"
 
 	"github.com/carve-csi/carve/api/config"
@@ -90,7 +89,7 @@ func (m *Inventory) Groups() (found []lvm.Group) {
 	return found
 }
 
-// Reconfigure takes over another configuration that IsReloadable. Watchers get the full state
+// Reconfigure takes over another configuration of the same groups and thin pools. Watchers get the full state
 // again. placements are where everything lies in groups in which lvmd may have to choose that from
 // now on, as far as it is known.
 func (m *Inventory) Reconfigure(c *config.Config, placements map[string]ondisk.Placement) {
@@ -116,41 +115,6 @@ func (m *Inventory) Refuse(reason string) {
 		m.refused = reason
 		m.republish()
 	}
-}
-
-// IsReloadable reports whether a configuration has the volume groups of the present one,
-// looks for them on the same devices, and makes the same in them.
-func (m *Inventory) IsReloadable(c *config.Config) bool {
-	m.lock()
-	defer m.unlock()
-	groups, pools := map[string]bool{}, map[string]*config.ThinPool{}
-	for _, dc := range c.Classes {
-		for _, name := range dc.VolumeGroups {
-			if m.groups[name] == nil {
-				return false
-			}
-			if !slices.Equal(ListedUUIDs(m.config, name), ListedUUIDs(c, name)) {
-				return false
-			}
-			groups[name] = true
-			pools[name+"/"+dc.Name] = dc.Thin
-		}
-	}
-	for _, now := range m.classes {
-		for _, in := range now.groups {
-			was, ok := pools[in.group.name+"/"+now.Name]
-			if now.Thin != nil && (!ok || !reflect.DeepEqual(was, now.Thin)) {
-				return false
-			}
-			delete(pools, in.group.name+"/"+now.Name)
-		}
-	}
-	for _, thin := range pools {
-		if thin != nil {
-			return false
-		}
-	}
-	return len(groups) == len(m.groups) && reflect.DeepEqual(m.config.Devices, c.Devices) && slices.EqualFunc(m.config.VolumeGroups, c.VolumeGroups, config.VolumeGroup.Same)
 }
 
 // ListedUUIDs are the UUIDs that a configuration allows for a group; none means any.
