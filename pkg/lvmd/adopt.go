@@ -72,7 +72,7 @@ func (s *adopter) candidate(ctx context.Context, r *lvmdv1.AdoptVolumeRequest) (
 	if err != nil {
 		return nil, err
 	}
-	g := s.groups.Named(home.Group().Name())
+	g := s.groups.Named(home.Group.Name())
 	if err := home.Takes(lv); err != nil {
 		return nil, apierror.InvalidField("lv_name", "%s/%s %v", g.Name(), lv.Name, err)
 	}
@@ -94,7 +94,7 @@ func (s *adopter) candidate(ctx context.Context, r *lvmdv1.AdoptVolumeRequest) (
 	if err != nil {
 		return nil, err
 	}
-	ident.Class = home.Class()
+	ident.Class = home.Class
 	if !ident.Block {
 		ident.FSUUID = info.UUID
 	}
@@ -111,20 +111,20 @@ func (s *adopter) locate(ctx context.Context, r *lvmdv1.AdoptVolumeRequest) (in 
 	}
 	var names []string
 	for _, h := range homes {
-		names = append(names, h.Group().Name())
+		names = append(names, h.Group.Name())
 	}
 	found, err := s.lvm.Scan(ctx, names)
 	if err != nil {
 		return in, nil, err
 	}
 	for _, h := range homes {
-		i := slices.IndexFunc(found, func(g lvm.Group) bool { return g.Name == h.Group().Name() })
+		i := slices.IndexFunc(found, func(g lvm.Group) bool { return g.Name == h.Group.Name() })
 		if i < 0 {
 			continue
 		}
 		if one := found[i].Volume(r.GetLvName()); one != nil {
 			if lv != nil {
-				return in, nil, apierror.InvalidField("vg_name", "it is empty, and both %q and %q have a logical volume %q", in.Group().Name(), h.Group().Name(), lv.Name)
+				return in, nil, apierror.InvalidField("vg_name", "it is empty, and both %q and %q have a logical volume %q", in.Group.Name(), h.Group.Name(), lv.Name)
 			}
 			in, lv = h, one
 		}

@@ -31,13 +31,11 @@ func (m *Inventory) AdoptedBefore(name, lv string) (*lvmdv1.Volume, error) {
 }
 
 // Home is a class in one of its groups, in which a logical volume may be adopted.
-type Home struct{ in *classGroup }
-
-// Class is the name of the class.
-func (h Home) Class() string { return h.in.Name }
-
-// Group is the group.
-func (h Home) Group() *Group { return h.in.group }
+type Home struct {
+	Class string
+	Group *Group
+	in    *classGroup
+}
 
 // Homes are a class in those of its groups that have all of their disks, and the given name unless
 // that is empty.
@@ -51,7 +49,7 @@ func (m *Inventory) Homes(className, group string) ([]Home, error) {
 	var homes []Home
 	for _, in := range c.groups {
 		if (group == "" || in.group.name == group) && in.group.isUsable() {
-			homes = append(homes, Home{in})
+			homes = append(homes, Home{c.Name, in.group, in})
 		}
 	}
 	if len(homes) == 0 {

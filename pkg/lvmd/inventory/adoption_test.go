@@ -61,7 +61,7 @@ func TestWhichLogicalVolumesOfOthersAClassTakes(t *testing.T) {
 			if c.change != nil {
 				c.change(lv)
 			}
-			err := Home{&classGroup{class: &class{DeviceClass: c.class}}}.Takes(lv)
+			err := Home{in: &classGroup{class: &class{DeviceClass: c.class}}}.Takes(lv)
 			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 				t.Errorf("want %q, got %v", c.want, err)
 			}
