@@ -50,7 +50,7 @@ func (m *Inventory) Recall(records map[string]spec.Record, groups map[string]Rem
 			m.warn("volume's group is not configured any more; it is left alone", "volume", r.ID, "group", r.Group)
 			continue
 		}
-		m.add(&Volume{recorded: recorded{r}, group: g}, Recalled(r.Phase))
+		m.add(&Volume{recorded: recorded{r}, group: g}, recalled(r.Phase))
 	}
 }
 

@@ -153,12 +153,12 @@ func (m *model) enter(v *Volume, to State) {
 	if from == to || from == Gone {
 		return
 	}
-	if err := v.lifecycle.Enter(to); err != nil {
+	if err := v.lifecycle.enter(to); err != nil {
 		m.later = append(m.later, func() {
 			m.options.Defect("a volume changed its state as it must not", "volume", v.rec.ID, "error", err)
 		})
 	}
-	if p := PhaseOf(to); p != "" {
+	if p := phaseOf(to); p != "" {
 		v.rec.Phase = p
 	}
 	if m.options.Entered != nil {

@@ -45,7 +45,7 @@ func (v *Volume) SetRecord(rec spec.Record) {
 	m.lock()
 	defer m.unlock()
 	m.enter(v, v.lifecycle.Released())
-	m.enter(v, Recalled(rec.Phase))
+	m.enter(v, recalled(rec.Phase))
 	if v.rec.Provisional && !rec.Provisional {
 		v.making.offAt = time.Now().Add(untagDelay)
 	}

@@ -52,8 +52,8 @@ func (s State) IsClaim() bool {
 	return s == Expanding || s == Noting || s == Checking || s == Deleting
 }
 
-// IsCreation reports whether a creation has the volume.
-func (s State) IsCreation() bool { return s == Creating || s == Reformatting }
+// isCreation reports whether a creation has the volume.
+func (s State) isCreation() bool { return s == Creating || s == Reformatting }
 
 // Transition is one allowed change of state, and what causes it.
 type Transition struct {
@@ -100,9 +100,9 @@ var Transitions = []Transition{
 	{Wiped, Gone, "LVM has removed it"},
 }
 
-// PhaseOf is what the journal keeps of a state. It is empty for New and Gone, and for claims,
+// phaseOf is what the journal keeps of a state. It is empty for New and Gone, and for claims,
 // which leave the phase as it is.
-func PhaseOf(s State) spec.Phase {
+func phaseOf(s State) spec.Phase {
 	switch s {
 	case Creating, Interrupted:
 		return spec.Creating
@@ -119,8 +119,8 @@ func PhaseOf(s State) spec.Phase {
 	}
 }
 
-// Recalled is the state of a volume that the journal has in a phase.
-func Recalled(p spec.Phase) State {
+// recalled is the state of a volume that the journal has in a phase.
+func recalled(p spec.Phase) State {
 	switch p {
 	case spec.Creating:
 		return Interrupted
@@ -153,10 +153,10 @@ type Lifecycle struct {
 // State is where the volume is.
 func (l *Lifecycle) State() State { return l.state }
 
-// Enter changes the state. A change that is not allowed is made all the same, since what it
-// stands for has happened, and is a *TransitionError. Out of Gone there is none: Enter does
+// enter changes the state. A change that is not allowed is made all the same, since what it
+// stands for has happened, and is a *TransitionError. Out of Gone there is none: enter does
 // nothing then.
-func (l *Lifecycle) Enter(to State) error {
+func (l *Lifecycle) enter(to State) error {
 	from := l.state
 	if from == Gone {
 		return nil
@@ -180,7 +180,7 @@ func (l *Lifecycle) mayEnter(to State) bool {
 		}
 	}
 	released := l.state.IsClaim() && to == l.claimedIn
-	vanished := to == Gone && l.state != New && !l.state.IsCreation()
+	vanished := to == Gone && l.state != New && !l.state.isCreation()
 	return released || vanished
 }
 
