@@ -124,6 +124,7 @@ func TestOtherVolumeGroupsNeedANewStart(t *testing.T) {
 		"- {name: local, volumeGroups: [carve, second]}\n",
 		"- {name: local, volumeGroup: carve}\n- {name: b, volumeGroup: second, optional: true}\n",
 		"- {name: local, volumeGroup: carve}\n- {name: t, volumeGroup: carve, type: thin, thin: {pool: p, size: 10%}}\n",
+		"- {name: local, volumeGroup: carve, volumeGroupUUIDs: [aaaaaa-bbbb-cccc-dddd-eeee-ffff-gggggg]}\n",
 	} {
 		if err := d.Reload(parse(t, classes)); !errors.Is(err, ErrNeedsStart) {
 			t.Errorf("%serror %v", classes, err)
