@@ -49,11 +49,3 @@ func CheckDependents(v *Volume) error {
 	defer m.unlock()
 	return v.dependents.refuse(v.group.name, v.rec.ID)
 }
-
-// HasLegs reports whether a volume has legs, of which LVM can split one off.
-func HasLegs(v *Volume) bool {
-	m := v.group.m
-	m.lock()
-	defer m.unlock()
-	return v.layout.IsRAID()
-}

@@ -255,15 +255,16 @@ func (v *Volume) Record() spec.Record {
 	return v.rec
 }
 
-// PoolName is that of the pool that the volume lies in; empty for one that is not thin.
-func PoolName(v *Volume) string {
+// LiesIn returns the pool that a volume lies in, or nothing for one that is not thin. legs is true if it
+// has legs, of which LVM can split one off.
+func LiesIn(v *Volume) (pool string, legs bool) {
 	m := v.group.m
 	m.lock()
 	defer m.unlock()
-	if v.pool == nil {
-		return ""
+	if v.pool != nil {
+		pool = v.pool.name
 	}
-	return v.pool.name
+	return pool, v.layout.IsRAID()
 }
 
 // IsThin reports whether the volume lies in a thin pool. Of a volume that the journal knows, this is

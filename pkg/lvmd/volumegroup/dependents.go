@@ -23,7 +23,7 @@ func CheckDependents(ctx context.Context, s *Groups, v *inventory.Volume) error 
 		return inventory.CheckDependents(v)
 	case err != nil:
 		return fmt.Errorf("asking what depends on volume %s: %w", v.ID(), err)
-	case !has && !inventory.HasLegs(v):
+	case !has && !hasLegs(v):
 		return nil
 	case !has && !s.changed(g):
 		return inventory.CheckDependents(v)
@@ -42,6 +42,11 @@ func CheckDependents(ctx context.Context, s *Groups, v *inventory.Volume) error 
 	return fmt.Errorf("volume %s: %w", v.ID(), lvm.ErrHasDependents)
 }
 
+func hasLegs(v *inventory.Volume) bool {
+	_, legs := inventory.LiesIn(v)
+	return legs
+}
+
 // changed reports whether the group's metadata on the disks is another than is known.
 func (s *Groups) changed(g *Group) bool {
 	now, err := s.LVM.Metadata(g.Name())
@@ -51,7 +56,7 @@ func (s *Groups) changed(g *Group) bool {
 // CheckLegs is CheckDependents for volumes that are removed next, by a caller that has the group's slot: what
 // else depends on them LVM finds.
 func (s *Groups) CheckLegs(g *Group, volumes []*inventory.Volume) error {
-	if !slices.ContainsFunc(volumes, inventory.HasLegs) || !s.changed(g) {
+	if !slices.ContainsFunc(volumes, hasLegs) || !s.changed(g) {
 		return nil
 	}
 	if err := s.Rescan(g); err != nil {

@@ -15,7 +15,7 @@ func Disks(l lvm.Groups, volumes ...*inventory.Volume) string {
 	var on []string
 	for _, v := range volumes {
 		group := v.Group().Name()
-		if pool := inventory.PoolName(v); pool != "" {
+		if pool, _ := inventory.LiesIn(v); pool != "" {
 			on = append(on, "pool "+group+"/"+pool)
 			continue
 		}
