@@ -27,7 +27,7 @@ func (s *Service) NoteEncrypted(ctx context.Context, r *lvmdv1.NoteEncryptedRequ
 	if err != nil {
 		return nil, err
 	}
-	v, done, err := s.inventory.ClaimToMark(r.GetId(), inventory.Encrypted)
+	v, done, err := s.inventory.ClaimToNote(r.GetId(), inventory.Encrypted)
 	release()
 	if err != nil || done {
 		return &lvmdv1.NoteEncryptedResponse{}, err

@@ -14,7 +14,7 @@ func (s *Service) KeepVolume(_ context.Context, r *lvmdv1.KeepVolumeRequest) (*l
 	if err != nil {
 		return nil, err
 	}
-	v, done, err := s.inventory.ClaimToMark(r.GetId(), inventory.Kept)
+	v, done, err := s.inventory.ClaimToNote(r.GetId(), inventory.Kept)
 	release()
 	if err != nil || done {
 		return &lvmdv1.KeepVolumeResponse{}, err

@@ -97,7 +97,7 @@ func TestAGroupThatIsOutOfOrderLeavesTheClassTheOthers(t *testing.T) {
 	m := twoGroups(t)
 	d := m.start(t)
 	m.fake.SetMissing("large", true)
-	d.groups.Named("large").SetStale(false)
+	d.groups.Named("large").SetStale()
 	waittest.Until(t, "the missing device is reported", func() bool {
 		c := d.state().GetClasses()[0]
 		return len(c.GetConditions()) == 1 && c.GetMaximumVolumeSizeBytes() == testTotal*testExtent

@@ -259,7 +259,7 @@ func (s *Service) duplicateLoop(ctx context.Context) {
 		s.groups.NoteExcluded()
 		for _, name := range names {
 			if g := s.groups.Named(name); g != nil {
-				g.SetStale(false) // The scan finds what to say of it.
+				g.SetStale() // The scan finds what to say of it.
 				g.Look.Set()
 			}
 		}

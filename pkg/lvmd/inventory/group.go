@@ -179,19 +179,26 @@ func (m *Inventory) Responding(g *Group) error {
 	return nil
 }
 
-// SetStale records that a group may have changed more than is known, so that it is scanned, and
-// whether LVM answers for it. It returns true if that LVM does not is news.
-func (g *Group) SetStale(unresponsive bool) (news bool) {
+// SetUnresponsive notes that LVM does not answer for a group. It returns false if that was known.
+func (g *Group) SetUnresponsive() bool {
 	m := g.m
 	m.lock()
 	defer m.unlock()
 	g.stale = true
-	if !unresponsive || !g.unresponsive.IsZero() {
+	if !g.unresponsive.IsZero() {
 		return false
 	}
 	g.unresponsive = time.Now()
 	m.publish(g)
 	return true
+}
+
+// SetStale notes that a group may have changed more than is known, so that it is scanned.
+func (g *Group) SetStale() {
+	m := g.m
+	m.lock()
+	defer m.unlock()
+	g.stale = true
 }
 
 // SetResponding notes that LVM answers for a group again. It returns true if it does for all.
@@ -287,21 +294,21 @@ func (g *Group) SetAbsence(why string) {
 	m.publish(g)
 }
 
-// Known is what is known of a group at one moment.
+// Known is the inventory's view of a group at one moment.
 type Known struct {
-	// Pinned is what the group is known by, or the zero value.
+	// Pinned identifies the group that is taken; the zero value takes any.
 	Pinned lvm.Identity
-	// Scanned is the group as last scanned, without its volumes, or nil while LVM does not know it.
+	// Scanned has the last scan without volumes, or nil while LVM does not know the group.
 	Scanned *lvm.Group
-	// Seqno is its sequence number as last read.
+	// Seqno has the sequence number as last read.
 	Seqno uint64
 	// WasThere is true once the group was there since lvmd started, and Suspect while SetSuspect says so.
 	WasThere, Suspect bool
-	// PoolsDue is true when thin pools are to be made now.
+	// PoolsDue is true when missing thin pools must be made now.
 	PoolsDue bool
 }
 
-// Known returns what is known of a group.
+// Known returns the inventory's view of a group.
 func (g *Group) Known() Known {
 	m := g.m
 	m.lock()

@@ -85,7 +85,7 @@ func TestACreationOfWhichLVMMadeNothingLeavesNothing(t *testing.T) {
 		t.Errorf("%d extents are free, volumes %v", free(m), m.Inspect())
 	}
 	a = admitted(t, m, 4)
-	g.SetStale(false)
+	g.SetStale()
 	if !a.Volume.UndoCreation() {
 		t.Error("it is forgotten although LVM may have made it")
 	}
@@ -104,7 +104,7 @@ func TestTagsThatAreDueDuringAnOperationAreTakenOffAfterIt(t *testing.T) {
 		if due || retry.IsZero() {
 			t.Fatalf("due %v, again at %v: want it to be due later", due, retry)
 		}
-		if _, _, err := m.ClaimToMark(v.ID(), Encrypted); err != nil {
+		if _, _, err := m.ClaimToNote(v.ID(), Encrypted); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Until(retry))

@@ -24,8 +24,8 @@ type Scan struct {
 	Refused Refusal
 	// Devices are those of our volumes, by name, where they have one.
 	Devices map[string]lvm.Device
-	// Metadata is the zero value where it cannot be read, and Unreadable why. The disks of a group that LVM does not
-	// know may have it.
+	// Metadata is the zero value where it cannot be read, and Unreadable has the error. The disks of a group
+	// that LVM does not know may have it.
 	Metadata   ondisk.Metadata
 	Unreadable error
 	// Where is where everything lies, of groups with thin pools.
@@ -464,7 +464,8 @@ func (g *Group) Renumbered(numbers lvm.Numbers, poll time.Duration) (moved bool,
 	return false, appeared, suspended
 }
 
-// RAIDNames names what of a group is RAID: the volumes that can be used, and the components of thin pools.
+// RAIDNames returns the ids of a group's RAID volumes that can be used, and the names of its thin pools'
+// RAID components.
 func (g *Group) RAIDNames() (names []string) {
 	m := g.m
 	m.lock()
@@ -484,8 +485,7 @@ func (g *Group) RAIDNames() (names []string) {
 	return names
 }
 
-// SetRAID takes over what the kernel says of the images of RAIDNames; the zero status is for what it
-// says nothing of.
+// SetRAID takes over the status of RAIDNames. The zero status clears conditions.
 func (g *Group) SetRAID(found map[string]lvm.RAIDStatus) {
 	m := g.m
 	m.lock()

@@ -106,7 +106,7 @@ func TestUnexplainedEffectTakesNoZeroes(t *testing.T) {
 			g.ApplyScan(Scan{Group: found, Metadata: ondisk.Metadata{Seqno: 3}}, e)
 		},
 		"not scanned": func(g *Group, e Effect, c Change) {
-			g.SetStale(false)
+			g.SetStale()
 			c.CommitUnscanned(e)
 		},
 	} {

@@ -127,10 +127,10 @@ type Claimed struct {
 	Making, Whole, Unseen, Thin bool
 }
 
-// ClaimAdopted claims a volume of Diff.Adopted until SetRecord, MarkDeleted or Release, so that no
+// ClaimUnrecorded claims a volume of Diff.Adopted until SetRecord, MarkDeleted or Release, so that no
 // deletion writes its record meanwhile. It returns false if an operation has the volume: the next
 // start adopts what that leaves.
-func (v *Volume) ClaimAdopted() (c Claimed, ok bool) {
+func (v *Volume) ClaimUnrecorded() (c Claimed, ok bool) {
 	m := v.group.m
 	m.lock()
 	defer m.unlock()

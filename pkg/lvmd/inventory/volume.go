@@ -255,8 +255,7 @@ func (v *Volume) Record() spec.Record {
 	return v.rec
 }
 
-// LiesIn returns the pool that a volume lies in, or nothing for one that is not thin. legs is true if it
-// has legs, of which LVM can split one off.
+// LiesIn returns the pool of a thin volume, and whether a volume has legs, of which LVM can split one off.
 func LiesIn(v *Volume) (pool string, legs bool) {
 	m := v.group.m
 	m.lock()

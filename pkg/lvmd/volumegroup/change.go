@@ -120,7 +120,7 @@ func (s *Groups) rescan(g *Group, after inventory.Effect) error {
 		}
 	}
 	if err != nil {
-		g.SetStale(false)
+		g.SetStale()
 		if errors.Is(err, lvm.ErrTimedOut) {
 			s.SetUnresponsive(g, err)
 		}

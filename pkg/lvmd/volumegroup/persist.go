@@ -78,7 +78,7 @@ const (
 // damaged, or a version before spec.TagMaking did not come to completing it: it stays, as
 // unfinished, and nothing on it is touched.
 func (s *Groups) persistAdopted(g *Group, v *inventory.Volume) error {
-	c, ok := v.ClaimAdopted()
+	c, ok := v.ClaimUnrecorded()
 	if !ok {
 		return nil // Its undoing is journaled.
 	}

@@ -62,7 +62,11 @@ func (s *Groups) renumbered(g *Group) bool {
 // SetUnresponsive notes that LVM does not answer for a group, and has it probed until
 // it does.
 func (s *Groups) SetUnresponsive(g *Group, cause error) {
-	if !g.SetStale(s.Work.Err() == nil) {
+	if s.Work.Err() != nil {
+		g.SetStale()
+		return
+	}
+	if !g.SetUnresponsive() {
 		return
 	}
 	s.Responding(false)

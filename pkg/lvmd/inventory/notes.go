@@ -8,28 +8,28 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
 
-// Mark is a change that a caller makes to the record of a volume that is in use.
-type Mark int
+// Note is a change that a caller makes to the record of a volume that is in use.
+type Note int
 
 const (
 	// Encrypted records that the node plugin has encrypted the volume.
-	Encrypted Mark = iota
+	Encrypted Note = iota
 	// Kept records that the volume is no longer provisional.
 	Kept
 )
 
-// ClaimToMark claims a volume until SetRecord or Release, so that no deletion writes its record
-// meanwhile. done is true, and nothing is claimed, if the volume has the mark.
-func (m *Inventory) ClaimToMark(id string, mark Mark) (v *Volume, done bool, err error) {
+// ClaimToNote claims a volume until SetRecord or Release, so that no deletion writes its record
+// meanwhile. done is true, and nothing is claimed, if nothing is left to record.
+func (m *Inventory) ClaimToNote(id string, note Note) (v *Volume, done bool, err error) {
 	m.lock()
 	defer m.unlock()
 	v, err = m.lookup(id, "", false)
 	switch {
 	case err != nil:
 		return nil, false, err
-	case mark == Encrypted && v.rec.Ident.Encryption != names.EncryptionLUKS:
+	case note == Encrypted && v.rec.Ident.Encryption != names.EncryptionLUKS:
 		return nil, false, apierror.InvalidField("id", "volume %s has encryption %q; only volumes with %q are noted", id, v.rec.Ident.Encryption, names.EncryptionLUKS)
-	case mark == Encrypted && v.rec.Encrypted && v.tagged, mark == Kept && !v.rec.Provisional:
+	case note == Encrypted && v.rec.Encrypted && v.tagged, note == Kept && !v.rec.Provisional:
 		return v, true, nil
 	case v.rec.Phase != spec.Ready || v.isBusy():
 		return nil, false, apierror.OperationPending("another operation on volume %s is under way", id)

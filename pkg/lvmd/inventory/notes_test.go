@@ -23,7 +23,7 @@ func TestSetRecordKeepsWhatAScanFound(t *testing.T) {
 	scan(2, spec.TagProvisional)
 	v := m.Volume(id)
 	v.rec.Provisional = true
-	if _, done, err := m.ClaimToMark(id, Kept); done || err != nil {
+	if _, done, err := m.ClaimToNote(id, Kept); done || err != nil {
 		t.Fatalf("the claim of a provisional volume: done %v, %v", done, err)
 	}
 	kept := v.Record()
@@ -33,7 +33,7 @@ func TestSetRecordKeepsWhatAScanFound(t *testing.T) {
 	if now := v.Record(); now.Provisional || !now.Encrypted || v.making.offAt.IsZero() || m.Inspect()[id].State != Ready {
 		t.Errorf("provisional %v, encrypted %v, tags are due at %v, state %s", now.Provisional, now.Encrypted, v.making.offAt, m.Inspect()[id].State)
 	}
-	if _, done, err := m.ClaimToMark(id, Kept); !done || err != nil {
+	if _, done, err := m.ClaimToNote(id, Kept); !done || err != nil {
 		t.Errorf("the claim of a volume that is kept: done %v, %v", done, err)
 	}
 }
