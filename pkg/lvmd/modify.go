@@ -27,7 +27,7 @@ func (s *Service) ModifyVolume(ctx context.Context, r *lvmdv1.ModifyVolumeReques
 	if err != nil {
 		return nil, err
 	}
-	v, err := s.inventory.Modifiable(r.GetId())
+	v, _, err := s.inventory.ReadVolume(r.GetId(), "")
 	release()
 	if err != nil {
 		return nil, err

@@ -15,35 +15,20 @@ type volumeLimits struct {
 	limitTags []string
 }
 
-// Modifiable returns a volume whose limits can be changed now. Other operations may have it
-// meanwhile: the group's slot keeps LVM's commands apart.
-func (m *Inventory) Modifiable(id string) (*Volume, error) {
-	m.lock()
-	defer m.unlock()
-	v, err := m.lookup(id, "", false)
-	if err != nil {
-		return nil, err
-	}
-	return v, v.checkModifiable()
-}
-
-func (v *Volume) checkModifiable() error {
-	switch {
-	case v.rec.Phase != spec.Ready:
-		return apierror.OperationPending("volume %s is being created or deleted", v.rec.ID)
-	case !v.group.isUsable():
-		return apierror.DeviceMissing("volume group %q, or a device of it, is missing", v.group.name)
-	}
-	return nil
-}
-
 // LimitTags returns the tags about limits that a volume has. It is an error if they cannot be
-// changed now.
+// changed now. Other operations may have the volume: the group's slot keeps LVM's commands apart.
 func (v *Volume) LimitTags() ([]string, error) {
 	m := v.group.m
 	m.lock()
 	defer m.unlock()
-	return slices.Clone(v.limitTags), v.checkModifiable()
+	tags := slices.Clone(v.limitTags)
+	switch {
+	case v.rec.Phase != spec.Ready:
+		return tags, apierror.OperationPending("volume %s is being created or deleted", v.rec.ID)
+	case !v.group.isUsable():
+		return tags, apierror.DeviceMissing("volume group %q, or a device of it, is missing", v.group.name)
+	}
+	return tags, nil
 }
 
 type limited struct {
