@@ -24,7 +24,7 @@ func (m *Inventory) AdoptedBefore(name, lv string) (*lvmdv1.Volume, error) {
 		return nil, nil
 	case v.rec.AdoptedFrom != lv:
 		return nil, apierror.RequestDiffers(name, fmt.Sprintf("it was adopted from %q, asked for %q", v.rec.AdoptedFrom, lv))
-	case v.lifecycle.State() == Deleting:
+	case v.lifecycle.state == Deleting:
 		return nil, errDeleting(v) // The claim of a reversal.
 	}
 	return v.proto(), nil

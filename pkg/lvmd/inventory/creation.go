@@ -155,11 +155,11 @@ func (m *model) joinCreation(v *Volume, ident *spec.Identity) (Admission, error)
 		return Admission{}, apierror.RequestDiffers(ident.Name, d)
 	}
 	switch {
-	case v.lifecycle.State() == Deleting:
+	case v.lifecycle.state == Deleting:
 		return Admission{}, errDeleting(v)
 	case v.rec.Phase == spec.Ready:
 		return Admission{Volume: v, Ready: v.proto()}, nil
-	case v.lifecycle.State() == Unfinished:
+	case v.lifecycle.state == Unfinished:
 		return Admission{}, apierror.VolumeLeftAlone(v.rec.ID, v.group.name, contentsNotFound(v))
 	case v.op == nil:
 		return Admission{}, apierror.OperationPending("another operation on volume %q is under way", ident.Name)
@@ -189,7 +189,7 @@ func (m *model) admit(v *Volume, from *source) *Creation {
 // beginCreation gives a volume to a creation.
 func (m *model) beginCreation(v *Volume) *Creation {
 	v.op = &Creation{m: m, done: make(chan struct{}), waiters: 1}
-	m.enter(v, v.lifecycle.Begun())
+	m.enter(v, v.lifecycle.begun())
 	return v.op
 }
 
@@ -223,7 +223,7 @@ func (v *Volume) End(op *Creation, err error) {
 		m.publish(v.group, v)
 		op.volume = v.proto()
 	}
-	m.enter(v, v.lifecycle.Ended())
+	m.enter(v, v.lifecycle.ended())
 	close(op.done)
 }
 

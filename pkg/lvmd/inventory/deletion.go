@@ -72,7 +72,7 @@ func (v *Volume) MarkDeleted(h blockdev.Handle) (left blockdev.Handle) {
 	defer m.unlock()
 	m.markDeleted(v)
 	m.publish(v.group, v)
-	if v.lifecycle.State() == Gone {
+	if v.lifecycle.state == Gone {
 		return h
 	}
 	v.handle = h
@@ -82,7 +82,7 @@ func (v *Volume) MarkDeleted(h blockdev.Handle) (left blockdev.Handle) {
 // needsMark reports whether LVM's metadata is yet to show that a tombstone is one. What LVM has
 // not finished making is known for that by itself.
 func needsMark(v *Volume) bool {
-	return v.lifecycle.State() == Deleted && !v.halfMade && v.group.exists[v.rec.ID]
+	return v.lifecycle.state == Deleted && !v.halfMade && v.group.exists[v.rec.ID]
 }
 
 // NextToMark picks at most so many tombstones that are to be marked, by one command. When all of
@@ -152,7 +152,7 @@ func (g *Group) NextToWipe() (step WipeStep, ok bool, retry time.Time) {
 		return left(a) < left(b)
 	}
 	for _, v := range m.volumes {
-		if v.group != g || v.rec.Phase != spec.Deleting || v.lifecycle.State() == Wiped || needsMark(v) || len(v.dependents) > 0 || v.pool.isAway() || v.step || v.disks != "" && slow[v.disks] {
+		if v.group != g || v.rec.Phase != spec.Deleting || v.lifecycle.state == Wiped || needsMark(v) || len(v.dependents) > 0 || v.pool.isAway() || v.step || v.disks != "" && slow[v.disks] {
 			continue
 		}
 		if v.waitsSince == 0 {
@@ -256,7 +256,7 @@ func (s WipeStep) End() (kept, waited bool) {
 	waited = v.slow
 	v.step, v.slow = false, false
 	v.group.suspect = v.group.suspect || s.Suspect
-	if v.lifecycle.State() == Gone {
+	if v.lifecycle.state == Gone {
 		return false, waited
 	}
 	if s.Done || s.Record.Wiped > v.rec.Wiped {
@@ -283,7 +283,7 @@ func (m *Inventory) Postpone(volumes ...*Volume) {
 	m.lock()
 	defer m.unlock()
 	for _, v := range volumes {
-		if v.lifecycle.State() != Marked {
+		if v.lifecycle.state != Marked {
 			m.postpone(v)
 		}
 	}
@@ -313,7 +313,7 @@ func (g *Group) NextToRemove(most, mostThin int) (batch []*Volume, retry time.Ti
 	limit := 0
 	for _, v := range m.volumes {
 		switch {
-		case v.group != g || v.lifecycle.State() != Wiped || len(v.dependents) > 0 || v.pool.isAway():
+		case v.group != g || v.lifecycle.state != Wiped || len(v.dependents) > 0 || v.pool.isAway():
 		case len(batch) > 0 && (batch[0].pool == nil) != (v.pool == nil):
 			// One command removes either thin volumes or others: by how much it
 			// raises the sequence number depends on that.

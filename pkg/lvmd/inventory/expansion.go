@@ -173,7 +173,7 @@ func (e *Expansion) End(err error) (left *spec.Record) {
 	m := g.m
 	m.lock()
 	defer m.unlock()
-	m.enter(v, v.lifecycle.Released())
+	m.enter(v, v.lifecycle.released())
 	v.expansion = nil
 	e.release()
 	if err != nil && x != nil {

@@ -66,9 +66,9 @@ func Complete(v *Volume, whenOff func()) (tagged bool) {
 // it is kept, so that one command removes both.
 func tagsToTakeOff(v *Volume) []string {
 	switch {
-	case v.lifecycle.State() == Ready && !isProvisional(v):
+	case v.lifecycle.state == Ready && !isProvisional(v):
 		return v.making.tags()
-	case v.lifecycle.State() == Creating && v.making.tag != "" && v.making.whenOff != nil && v.op != nil && !v.op.cancelled:
+	case v.lifecycle.state == Creating && v.making.tag != "" && v.making.whenOff != nil && v.op != nil && !v.op.cancelled:
 		return []string{v.making.tag}
 	default:
 		return nil
@@ -87,10 +87,10 @@ func NextToUntag(g *Group) (due bool, retry time.Time) {
 	}
 	for _, v := range m.volumes {
 		switch {
-		case v.group == g && v.lifecycle.State().IsClaim() && len(v.making.tags()) > 0:
+		case v.group == g && v.lifecycle.state.isClaim() && len(v.making.tags()) > 0:
 			// The end of the operation raises no event.
 			retry = wakeup.Earlier(retry, now.Add(untagDelay))
-		case v.group != g || v.lifecycle.State() != Ready || len(tagsToTakeOff(v)) == 0:
+		case v.group != g || v.lifecycle.state != Ready || len(tagsToTakeOff(v)) == 0:
 		case v.making.offAt.After(now):
 			retry = wakeup.Earlier(retry, v.making.offAt)
 		default:

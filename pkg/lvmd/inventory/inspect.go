@@ -29,7 +29,7 @@ func (m *Inventory) Inspect() map[string]Inspection {
 	defer m.unlock()
 	all := map[string]Inspection{}
 	for id, v := range m.volumes {
-		i := Inspection{Record: v.rec, State: v.lifecycle.State(), Device: v.device, Busy: v.isBusy(), Complete: v.making.whenOff != nil, Failures: v.failures}
+		i := Inspection{Record: v.rec, State: v.lifecycle.state, Device: v.device, Busy: v.isBusy(), Complete: v.making.whenOff != nil, Failures: v.failures}
 		if v.op != nil {
 			i.Callers, i.Abandoned = v.op.waiters, v.op.abandoned != nil
 		}

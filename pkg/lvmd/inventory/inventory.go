@@ -149,7 +149,7 @@ func (x *index) unname(v *Volume) {
 // enter changes the state of a volume, and the phase that goes with it. All changes of state
 // go through it.
 func (m *model) enter(v *Volume, to State) {
-	from := v.lifecycle.State()
+	from := v.lifecycle.state
 	if from == to || from == Gone {
 		return
 	}

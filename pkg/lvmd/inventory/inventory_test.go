@@ -86,7 +86,7 @@ func TestACreationOfWhichLVMMadeNothingLeavesNothing(t *testing.T) {
 	}
 	a = admitted(t, m, 4)
 	g.SetStale()
-	if !a.Volume.UndoCreation() {
+	if !a.Volume.UndoCreation(true) {
 		t.Error("it is forgotten although LVM may have made it")
 	}
 }

@@ -44,7 +44,7 @@ func (v *Volume) SetRecord(rec spec.Record) {
 	m := v.group.m
 	m.lock()
 	defer m.unlock()
-	m.enter(v, v.lifecycle.Released())
+	m.enter(v, v.lifecycle.released())
 	m.enter(v, recalled(rec.Phase))
 	if v.rec.Provisional && !rec.Provisional {
 		v.making.offAt = time.Now().Add(untagDelay)

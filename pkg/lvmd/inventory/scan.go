@@ -149,7 +149,7 @@ func (d *Diff) noteAdopted(v *Volume) {
 	if v.rec.Phase == spec.Deleting {
 		d.Undone = append(d.Undone, v.rec)
 	}
-	if v.lifecycle.State() == Ready {
+	if v.lifecycle.state == Ready {
 		d.Adopted = append(d.Adopted, v)
 	}
 	d.changed = append(d.changed, v)
@@ -303,11 +303,11 @@ func examples(all []string) string {
 
 // advance changes the state of a volume by what a scan says of it.
 func (m *model) advance(v *Volume, lv *lvm.Volume, d *Diff) {
-	if v.lifecycle.State() == Deleted && isMarked(lv) {
+	if v.lifecycle.state == Deleted && isMarked(lv) {
 		m.enter(v, Marked)
 		v.failures, v.retryAt = 0, time.Time{}
 	}
-	if v.lifecycle.State() != Interrupted {
+	if v.lifecycle.state != Interrupted {
 		return
 	}
 	if !v.isMaking() && !v.halfMade {

@@ -23,7 +23,7 @@ func (m *Inventory) AdmitSnapshot(ident spec.Identity) (Admission, error) {
 		switch d := v.rec.Ident.SnapshotDifference(ident); {
 		case d != "":
 			return Admission{}, apierror.RequestDiffers(ident.Name, d)
-		case v.lifecycle.State() == Deleting:
+		case v.lifecycle.state == Deleting:
 			return Admission{}, errDeleting(v)
 		case v.rec.Phase == spec.Ready:
 			return Admission{Volume: v}, nil

@@ -47,8 +47,8 @@ const (
 	Gone State = "gone"
 )
 
-// IsClaim reports whether one operation has the volume.
-func (s State) IsClaim() bool {
+// isClaim reports whether one operation has the volume.
+func (s State) isClaim() bool {
 	return s == Expanding || s == Noting || s == Checking || s == Deleting
 }
 
@@ -144,19 +144,16 @@ func (e *TransitionError) Error() string {
 	return fmt.Sprintf("state %q is entered from %q, which is not allowed", e.To, e.From)
 }
 
-// Lifecycle is the state of one volume. The zero value is of a volume that is New. It is not
+// lifecycle is the state of one volume. The zero value is of a volume that is New. It is not
 // safe for concurrent use.
-type Lifecycle struct {
+type lifecycle struct {
 	state, claimedIn State
 }
-
-// State is where the volume is.
-func (l *Lifecycle) State() State { return l.state }
 
 // enter changes the state. A change that is not allowed is made all the same, since what it
 // stands for has happened, and is a *TransitionError. Out of Gone there is none: enter does
 // nothing then.
-func (l *Lifecycle) enter(to State) error {
+func (l *lifecycle) enter(to State) error {
 	from := l.state
 	if from == Gone {
 		return nil
@@ -165,7 +162,7 @@ func (l *Lifecycle) enter(to State) error {
 	if !l.mayEnter(to) {
 		err = &TransitionError{from, to}
 	}
-	if to.IsClaim() {
+	if to.isClaim() {
 		l.claimedIn = from
 	}
 	l.state = to
@@ -173,28 +170,28 @@ func (l *Lifecycle) enter(to State) error {
 }
 
 // mayEnter reports whether the table or one of the rules allows a state.
-func (l *Lifecycle) mayEnter(to State) bool {
+func (l *lifecycle) mayEnter(to State) bool {
 	for _, t := range Transitions {
 		if t.From == l.state && t.To == to {
 			return true
 		}
 	}
-	released := l.state.IsClaim() && to == l.claimedIn
+	released := l.state.isClaim() && to == l.claimedIn
 	vanished := to == Gone && l.state != New && !l.state.isCreation()
 	return released || vanished
 }
 
-// Released is the state that the end of a claim leads back to, or that of a volume that is
+// released is the state that the end of a claim leads back to, or that of a volume that is
 // not claimed.
-func (l *Lifecycle) Released() State {
-	if l.state.IsClaim() {
+func (l *lifecycle) released() State {
+	if l.state.isClaim() {
 		return l.claimedIn
 	}
 	return l.state
 }
 
-// Begun is the state in which a creation has the volume that has been idle before.
-func (l *Lifecycle) Begun() State {
+// begun is the state in which a creation has the volume that has been idle before.
+func (l *lifecycle) begun() State {
 	switch l.state {
 	case Interrupted:
 		return Creating
@@ -205,8 +202,8 @@ func (l *Lifecycle) Begun() State {
 	}
 }
 
-// Ended is the state of a volume that a creation has no more, unless it led elsewhere.
-func (l *Lifecycle) Ended() State {
+// ended is the state of a volume that a creation has no more, unless it led elsewhere.
+func (l *lifecycle) ended() State {
 	switch l.state {
 	case Creating:
 		return Interrupted

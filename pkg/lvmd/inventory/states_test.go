@@ -14,9 +14,9 @@ import (
 )
 
 // at is a volume's lifecycle in a state that its table leads to.
-func at(t *testing.T, path ...State) *Lifecycle {
+func at(t *testing.T, path ...State) *lifecycle {
 	t.Helper()
-	l := &Lifecycle{}
+	l := &lifecycle{}
 	for _, s := range path {
 		must.Succeed(t, l.enter(s))
 	}
@@ -44,14 +44,14 @@ func TestOnlyTheTableAndItsRulesLeadFromStateToState(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l := at(t, c.path...)
-			from := l.State()
+			from := l.state
 			err := l.enter(c.to)
 			var illegal *TransitionError
 			if (err == nil) != c.legal || err != nil && (!errors.As(err, &illegal) || illegal.From != from || illegal.To != c.to) {
 				t.Errorf("error %v", err)
 			}
-			if l.State() != c.to {
-				t.Errorf("state %q, want %q: what happened is not undone by being illegal", l.State(), c.to)
+			if l.state != c.to {
+				t.Errorf("state %q, want %q: what happened is not undone by being illegal", l.state, c.to)
 			}
 		})
 	}
@@ -59,9 +59,9 @@ func TestOnlyTheTableAndItsRulesLeadFromStateToState(t *testing.T) {
 
 func TestNothingLeadsOutOfGone(t *testing.T) {
 	l := at(t, Ready, Deleting, Gone)
-	for _, to := range []State{l.Released(), l.Begun(), l.Ended(), Deleted, Ready} {
-		if err := l.enter(to); err != nil || l.State() != Gone {
-			t.Errorf("to %q: state %q, error %v", to, l.State(), err)
+	for _, to := range []State{l.released(), l.begun(), l.ended(), Deleted, Ready} {
+		if err := l.enter(to); err != nil || l.state != Gone {
+			t.Errorf("to %q: state %q, error %v", to, l.state, err)
 		}
 	}
 }

@@ -89,7 +89,7 @@ func (m *Inventory) Statistics() *Statistics {
 		for _, c := range v.allConditions() {
 			s.Unhealthy[ClassCondition{v.rec.Ident.Class, c.GetType()}]++
 		}
-		if v.rec.Phase == spec.Deleting && v.lifecycle.State() != Wiped {
+		if v.rec.Phase == spec.Deleting && v.lifecycle.state != Wiped {
 			backlog[v.group] += v.bytes() - v.rec.Wiped
 		}
 	}

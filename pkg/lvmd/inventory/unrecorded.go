@@ -20,7 +20,7 @@ func (m *model) deleteMarked(g *Group, found *lvm.Group, d *Diff) {
 			continue
 		}
 		m.warn("a volume is deleted, by its tags; the journal is older", "volume", v.rec.ID, "name", v.rec.Ident.Name)
-		if v.lifecycle.State() != Interrupted {
+		if v.lifecycle.state != Interrupted {
 			m.enter(v, Deleting)
 		}
 		m.markDeleted(v)
@@ -134,7 +134,7 @@ func (v *Volume) ClaimUnrecorded() (c Claimed, ok bool) {
 	m := v.group.m
 	m.lock()
 	defer m.unlock()
-	if s := v.lifecycle.State(); s != Ready && s != Unfinished {
+	if s := v.lifecycle.state; s != Ready && s != Unfinished {
 		return Claimed{}, false
 	}
 	m.enter(v, Checking)

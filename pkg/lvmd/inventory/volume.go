@@ -19,7 +19,7 @@ import (
 // exported methods may be called at any time, without the lock.
 type Volume struct {
 	recorded
-	lifecycle Lifecycle
+	lifecycle lifecycle
 	group     *Group
 	volumeScan
 	volumeLimits
@@ -119,7 +119,7 @@ func (v *Volume) Group() *Group { return v.group }
 func (v *recorded) IsEncrypted() bool { return v.rec.Ident.Encryption == names.EncryptionEphemeral }
 
 // isBusy reports whether an operation has the volume.
-func (v *Volume) isBusy() bool { return v.op != nil || v.lifecycle.State().IsClaim() }
+func (v *Volume) isBusy() bool { return v.op != nil || v.lifecycle.state.isClaim() }
 
 // bytes is the volume's size.
 func (v *Volume) bytes() int64 { return v.extents * v.group.info.ExtentSize }
@@ -280,7 +280,7 @@ func (v *Volume) Release() {
 	m := v.group.m
 	m.lock()
 	defer m.unlock()
-	m.enter(v, v.lifecycle.Released())
+	m.enter(v, v.lifecycle.released())
 }
 
 // SetDevice notes a volume's device.
