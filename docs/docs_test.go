@@ -267,7 +267,7 @@ func TestEveryMetricExists(t *testing.T) {
 
 // foreignWords are words in camel case that pages name of Kubernetes and others.
 var foreignWords = []string{
-	"LogicalVolume", "StorageCapacityScoring", "SELinuxMount", "MostAllocated", "WaitForFirstConsumer", "ReadWriteOnce", "ReadWriteOncePod", "FailedMount", "FailedScheduling", "OutOfcpu", "OutOfmemory", "VolumeResizeFailed",
+	"LogicalVolume", "StorageCapacityScoring", "SELinuxMount", "MostAllocated", "WaitForFirstConsumer", "ReadWriteOnce", "ReadWriteOncePod", "FailedMount", "FailedMapVolume", "ContainerCreating", "FailedScheduling", "OutOfcpu", "OutOfmemory", "VolumeResizeFailed",
 	"SnapshotCreationFailed", "SnapshotDeleteError", "VolumeBinding", "NoExecute", "NoSchedule", "RuntimeDefault", "ResourceExhausted", "DeadlineExceeded",
 	"InvalidArgument", "NotFound", "AlreadyExists", "OutOfRange", "FailedPrecondition", "NodeGetVolumeHealth", "NodeGetStorageHealth",
 	"CreateVolume", "DeleteVolume", "ControllerExpandVolume", "ControllerModifyVolume", "VolumeAttributesClass", "ControllerGetVolume", "ListVolumes", "ValidateVolumeCapabilities",
