@@ -8,18 +8,19 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 )
 
-// Adoption is what a daemon needs to take over volumes that others made. It is part of
-// Groups, and the same rules hold. By how much its methods raise the group's sequence number
-// depends on LVM: the caller scans after them.
+// Adoption changes volumes that other programs created. It is part of Groups,
+// and the same rules hold. LVM decides by how much its methods raise the
+// group's sequence number: scan after them.
 type Adoption interface {
-	// Rename gives a volume, active or not, another name, and its device another node. A
-	// volume that is mounted stays so. ErrNotFound when there is none of the name, ErrExists
-	// when there is one of the other.
+	// Rename renames a volume, active or not, and its device node. A mounted
+	// volume stays mounted. It returns ErrNotFound if the volume does not
+	// exist and ErrExists if the new name is taken.
 	Rename(ctx context.Context, group, volume, name string) error
 
-	// Retag takes tags off a volume and puts others on it, by one command. Tags that it does
-	// not have may be taken off, and those that it has be put on. A tag that is among both is
-	// on it afterwards. ErrNotFound when there is no such volume.
+	// Retag removes tags from a volume and adds others, in one command.
+	// Removing an absent tag or adding a present one is no error; a tag in
+	// both lists is present afterwards. It returns ErrNotFound if the volume
+	// does not exist.
 	Retag(ctx context.Context, group, volume string, remove, add []string) error
 }
 
@@ -35,7 +36,7 @@ func (v *volumes) Rename(ctx context.Context, group, volume, name string) error 
 func (v *volumes) Retag(ctx context.Context, group, volume string, remove, add []string) error {
 	var args []string
 	for _, tag := range remove {
-		if !slices.Contains(add, tag) { // Whatever their order, lvchange takes tags off last.
+		if !slices.Contains(add, tag) { // lvchange removes tags last, whatever the order of its options.
 			args = append(args, "--deltag="+tag)
 		}
 	}

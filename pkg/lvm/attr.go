@@ -5,27 +5,22 @@ import (
 	"fmt"
 )
 
-// Attr is the ten characters of lv_attr, decoded. lvs(8) lists them.
+// Attr holds the ten decoded characters of lv_attr, see lvs(8).
 type Attr struct {
 	// Type is the first character: '-' plain, 'V' thin volume, 't' thin pool,
 	// 's' snapshot, 'r' raid, 'm' mirror, …
 	Type byte
-	// Writable is false for volumes that are read-only, be it by metadata
-	// ('r') or only as activated ('R').
-	Writable bool
-	// Activation is the state of the device.
+	// Writable is false by metadata ('r') or only as activated ('R').
+	Writable   bool
 	Activation Activation
-	// Open is true when the device is open.
-	Open bool
-	// Target is the seventh character, the kind of device that the kernel has, or
-	// would have: '-' plain, 't' thin, 'r' raid, 'C' cache, 's' snapshot, 'm' mirror,
-	// 'v' virtual, 'u' unknown, …
-	Target byte
-	// ZeroNew is true when new blocks of a thin pool are zeroed.
+	Open       bool
+	// Target is the seventh character, the kind of device that the kernel has or would have:
+	// '-' plain, 't' thin, 'r' raid, 'C' cache, 's' snapshot, 'm' mirror, 'v' virtual, 'u'
+	// unknown, …
+	Target  byte
 	ZeroNew bool
-	// Health is what LVM says of the volume's condition.
-	Health Health
-	// SkipActivation is true when activation needs -K.
+	Health  Health
+	// SkipActivation means that activation needs -K.
 	SkipActivation bool
 }
 
@@ -40,17 +35,16 @@ const (
 	Inactive Activation = iota
 	Active
 	Suspended
-	// InvalidSnapshot: a snapshot that overflowed, active or suspended.
+	// InvalidSnapshot: the snapshot overflowed, active or suspended.
 	InvalidSnapshot
-	// MergeFailed: merging a snapshot failed.
 	MergeFailed
-	// MappedWithoutTables: a device exists but maps nothing.
+	// MappedWithoutTables: the device exists but maps nothing.
 	MappedWithoutTables
-	// MappedInactiveTable: a device exists whose table is not yet live.
+	// MappedInactiveTable: the device exists, but its table is not live.
 	MappedInactiveTable
-	// HistoricalVolume: the volume is gone; LVM remembers it.
+	// HistoricalVolume: the volume is gone, but LVM remembers it.
 	HistoricalVolume
-	// CheckNeeded: a thin pool whose metadata must be checked.
+	// CheckNeeded: a thin pool needs a check of its metadata.
 	CheckNeeded
 	// UnknownActivation: LVM could not ask the kernel.
 	UnknownActivation
@@ -62,27 +56,21 @@ type Health int
 // Conditions of a volume.
 const (
 	Healthy Health = iota
-	// Partial: one or more devices the volume lies on are missing.
 	Partial
 	// RefreshNeeded: a RAID device came back or had write errors.
 	RefreshNeeded
-	// MismatchesExist: a RAID scrub found differences.
 	MismatchesExist
-	// WriteMostly: a RAID device is read only when it must be.
+	// WriteMostly: a RAID device is read only when necessary.
 	WriteMostly
-	// Reshaping: a RAID volume is changing its layout.
 	Reshaping
 	// ReshapeRemoved: a RAID device is left over from a reshape.
 	ReshapeRemoved
-	// Failed: a thin pool or cache failed and answers no more I/O.
+	// Failed: a thin pool or cache failed and does no I/O.
 	Failed
-	// OutOfDataSpace: a thin pool is full.
 	OutOfDataSpace
 	// MetadataReadOnly: a thin pool's metadata cannot be written.
 	MetadataReadOnly
-	// WriteCacheError: a write cache had an error.
 	WriteCacheError
-	// UnknownHealth: LVM does not know.
 	UnknownHealth
 )
 
@@ -98,8 +86,7 @@ var healths = map[byte]Health{
 	'E': WriteCacheError, 'X': UnknownHealth,
 }
 
-// ParseAttr decodes lv_attr. It fails on anything but ten characters of which
-// the fifth and the ninth are known; in what it returns then, what is not known is unknown.
+// ParseAttr decodes lv_attr. With an error, the rest of the result is valid or unknown.
 func ParseAttr(s string) (Attr, error) {
 	if len(s) != 10 {
 		return Attr{Type: '-', Writable: true, Target: '-', Activation: UnknownActivation, Health: UnknownHealth},

@@ -9,17 +9,16 @@ import (
 	"github.com/carve-csi/carve/pkg/blockdev"
 )
 
-// commands runs LVM's commands, confined to the disks that they are about, and makes
-// durable what they wrote. It is safe for concurrent use.
+// commands confines LVM commands to the devices concerned, and flushes the disks that they
+// wrote. It is safe for concurrent use.
 type commands struct {
-	runner *Runner
-	disks  *disks
-	// flushes bounds the wait for disks, flush flushes one.
+	runner  *Runner
+	disks   *disks
 	flushes blockdev.Guard
 	flush   func(device string) error
 }
 
-// exec runs a command that looks at the devices and at no others.
+// exec runs a command that sees only the given devices.
 func (c *commands) exec(ctx context.Context, devices []string, command string, args ...string) error {
 	devices, err := c.disks.examined(devices)
 	if err != nil {
@@ -29,7 +28,7 @@ func (c *commands) exec(ctx context.Context, devices []string, command string, a
 	return err
 }
 
-// run is exec that returns when what the command did is durable.
+// run also makes the command's writes durable.
 func (c *commands) run(ctx context.Context, devices []string, command string, args ...string) error {
 	if err := c.exec(ctx, devices, command, args...); err != nil {
 		return err
@@ -37,18 +36,17 @@ func (c *commands) run(ctx context.Context, devices []string, command string, ar
 	return c.durable(ctx, devices)
 }
 
-// change runs a command that changes volumes of a group, and returns when what it did is
-// durable.
+// change is run for volumes of a group.
 func (c *commands) change(ctx context.Context, group, command string, args ...string) error {
 	return c.changeWith(ctx, "", group, command, args...)
 }
 
-// changeWith is change with further configuration for LVM.
 func (c *commands) changeWith(ctx context.Context, config, group, command string, args ...string) error {
 	return c.changeHolding(ctx, nil, config, group, command, args...)
 }
 
-// changeHolding is changeWith for a caller that has LVM's lock of the group, or nil.
+// changeHolding is changeWith for a caller that holds LVM's lock of the
+// group. lock may be nil.
 func (c *commands) changeHolding(ctx context.Context, lock *os.File, config, group, command string, args ...string) error {
 	devices, err := c.disks.require(group)
 	if err != nil {
@@ -69,16 +67,17 @@ func (c *commands) changeHolding(ctx context.Context, lock *os.File, config, gro
 		_, err = c.runner.runHolding(ctx, lock, command, args...)
 	}
 	if err != nil {
-		// It may have acted all the same: the Scan that must follow flushes, and
-		// drops nodes of what is gone. Links that it replaced may be missing.
+		// The command may have taken effect all the same, and removed links
+		// that it was replacing. The Scan that must follow flushes, and
+		// removes stale nodes.
 		return errors.Join(err, before.restore())
 	}
 	return c.durable(ctx, devices)
 }
 
-// durable returns when what a command wrote is durable. LVM writes its metadata
-// past the page cache and leaves it at that: in a disk with a write cache, as most
-// have one, a commit can be lost with the power until the disk is flushed.
+// durable flushes the devices. LVM writes metadata past the page cache but
+// does not flush, so a power cut could lose a commit that is in a disk's
+// write cache.
 func (c *commands) durable(ctx context.Context, devices []string) error {
 	ctx, cancel := context.WithTimeout(ctx, c.runner.Timeout)
 	defer cancel()
@@ -92,12 +91,13 @@ func (c *commands) durable(ctx context.Context, devices []string) error {
 	return nil
 }
 
-// report reads the groups as they are seen on the devices, or on all devices when there are
-// none. All groups are asked for: a name on the command line that does not exist would be an error.
+// report reads the groups from the given devices, or from all devices if devices is empty. It
+// asks for all groups, because LVM fails if a named group does not exist.
 //
-// Nothing is taken from the report of a command that failed, though its JSON is whole: LVM leaves out a group
-// that it could not read, which is not gone and may have the name of another one, and of a section
-// the parts that come after one that failed. On its own devices, each group is read without the others.
+// It ignores the report of a failed command even if its JSON is complete: LVM omits groups that
+// it could not read, and the parts of a section after one that failed. An omitted group is not
+// gone, and may share its name with another one. Confined to its own devices, each group is
+// read without the others.
 func (c *commands) report(ctx context.Context, groups, devices []string) ([]Group, error) {
 	var configuration string
 	var err error
@@ -112,7 +112,7 @@ func (c *commands) report(ctx context.Context, groups, devices []string) ([]Grou
 	args := []string{
 		"--config", configuration,
 		"--reportformat", "json", "--units", "b", "--nosuffix",
-		"--foreign", "--shared", // A group that LVM hides is not one that is gone.
+		"--foreign", "--shared", // Otherwise a group that LVM hides would seem gone.
 	}
 	for _, r := range reportFields {
 		args = append(args, "--configreport", r.section, "-o", r.fields)
@@ -124,8 +124,7 @@ func (c *commands) report(ctx context.Context, groups, devices []string) ([]Grou
 	return parseFullReport(out, c.disks.pins(groups))
 }
 
-// scan reads the groups from the devices, or from all devices when there are none, and
-// remembers where they are.
+// scan is report that remembers where the groups are.
 func (c *commands) scan(ctx context.Context, groups, devices []string) ([]Group, error) {
 	found, err := c.report(ctx, groups, devices)
 	if err != nil {
@@ -142,12 +141,11 @@ func (c *commands) scan(ctx context.Context, groups, devices []string) ([]Group,
 		}
 	}
 	c.disks.remember(groups, found)
-	// A node that cannot be dropped is no reason not to report what the group holds.
+	// Report the group even if a stale node cannot be removed.
 	_ = dropStaleNodes(groups...)
 	return found, nil
 }
 
-// volumeArgs names volumes of a group as LVM's commands take them.
 func volumeArgs(group string, volumes []string) []string {
 	args := make([]string, len(volumes))
 	for i, v := range volumes {

@@ -10,14 +10,15 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 )
 
-// dropComponents removes the devices of components that nothing lies on: an activation
-// that was killed made them and not the volume. LVM activates no volume of which a
-// component is active, and never removes such a component. Components of other volumes
-// stay: an administrator activates them to repair the volume. Which cache is a component of which volume is
-// in the metadata, which nothing changes meanwhile.
+// dropComponents removes the devices of components whose volume has no
+// device, left by a killed activation. LVM activates no volume with an active
+// component, and never removes such a component itself. Components of other
+// volumes stay: an administrator activates them to repair a volume.
 //
-// A command under way makes components first, too: while there is one, nothing is done. ErrBusy
-// then, and when a process has a component open.
+// Commands under way create components first, too, so it takes LVM's lock of
+// the group. It returns ErrBusy if the lock is taken, or if a process has a
+// component open. Under the lock, the metadata that says which cache belongs
+// to which volume cannot change.
 func dropComponents(d *disks, group string, volumes []string) error {
 	unlock, err := lockGroup(LockDir, group)
 	if err != nil {
@@ -25,16 +26,14 @@ func dropComponents(d *disks, group string, volumes []string) error {
 	}
 	defer unlock()
 	for {
-		// What lies below a component is one of its own once that is gone.
 		if removed, err := dropUppermost(d, group, volumes); !removed {
 			return err
 		}
 	}
 }
 
-// dropUppermost is dropComponents for those on which no component lies, and reports whether it removed any.
 func dropUppermost(d *disks, group string, volumes []string) (removed bool, err error) {
-	// Those without a table, which are in no other list, are in this one.
+	// dmList is the only list that includes devices without a table.
 	devices, err := dmList()
 	errs := []error{err}
 	names := make([]string, len(devices))
@@ -60,15 +59,15 @@ func dropUppermost(d *disks, group string, volumes []string) (removed bool, err 
 		}
 	}
 	if removed {
-		// A node that stays does no harm before another device has the name.
+		// A stale node does no harm before another device gets the name.
 		_ = dropStaleNodes(group)
 	}
 	return removed, errors.Join(errs...)
 }
 
-// dropAllComponents is dropComponents after a command failed: what it started may take a moment
-// to be gone, too, and has them open until then. The command may have failed because ctx ended, so
-// only its values count here.
+// dropAllComponents retries dropComponents after a failed command: the
+// command's processes may take a moment to end and hold components open until
+// then. It ignores cancellation of ctx, which may be why the command failed.
 func dropAllComponents(ctx context.Context, d *disks, group string, volumes []string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reapGrace)
 	defer cancel()

@@ -10,8 +10,8 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/layout"
 )
 
-// Create implements Groups. Neither wiping of signatures nor zeroing of the
-// first block is asked of LVM: it would open the new device and look into it.
+// Create implements Groups. LVM must neither wipe signatures nor zero the
+// first block: it would open the new device and read it.
 func (v *volumes) Create(ctx context.Context, o CreateOptions) error {
 	if o.Layout.IsRAID() {
 		if err := provideTarget(raidTarget); err != nil {
@@ -30,12 +30,10 @@ func (v *volumes) Create(ctx context.Context, o CreateOptions) error {
 	return v.commands.change(ctx, o.Group, "lvcreate", append(append(args, o.Group), deviceArgs(o.On)...)...)
 }
 
-// Extend implements Groups.
 func (v *volumes) Extend(ctx context.Context, group, volume string, extents int64, on ...layout.Share) error {
 	return v.commands.change(ctx, group, "lvextend", v.extendArgs(group, volume, extents, on)...)
 }
 
-// ExtendAt implements Groups.
 func (v *volumes) ExtendAt(ctx context.Context, seqno uint64, group, volume string, extents int64, on ...layout.Share) error {
 	return v.commands.changeAt(ctx, seqno, group, "lvextend", v.extendArgs(group, volume, extents, on)...)
 }
@@ -45,9 +43,9 @@ func (v *volumes) extendArgs(group, volume string, extents int64, on []layout.Sh
 	return append(args, deviceArgs(on)...)
 }
 
-// allocation has LVM use all that is free in a group of which the policy would have it use
-// only some: capacity is reported for the usual policy, normal. Options that say how to
-// allocate stay as they are.
+// allocation returns options that let LVM use all free space of a group whose
+// policy would restrict it: Carve reports capacity for the policy normal. An
+// --alloc among options takes precedence.
 func (v *volumes) allocation(group string, options []string) []string {
 	policy := v.disks.view(group).policy
 	isAlloc := func(o string) bool { return o == "--alloc" || strings.HasPrefix(o, "--alloc=") }
@@ -57,13 +55,11 @@ func (v *volumes) allocation(group string, options []string) []string {
 	return []string{"--alloc", "normal"}
 }
 
-// deviceArgs names devices, and ranges of extents, as LVM's commands take
-// them: /dev/sda or /dev/sda:0-9:20-29.
+// deviceArgs writes /dev/sda or /dev/sda:0-9:20-29.
 func deviceArgs(on []layout.Share) []string {
 	args := make([]string, len(on))
 	for i, s := range on {
-		// In names, LVM takes what else would begin a range or a tag after a
-		// backslash.
+		// A backslash keeps LVM from reading ':' as a range and '@' as a tag.
 		args[i] = strings.NewReplacer(":", `\:`, "@", `\@`).Replace(s.Device)
 		for _, r := range s.Runs {
 			args[i] += fmt.Sprintf(":%d-%d", r.Start, r.Start+r.Length-1)
@@ -72,10 +68,10 @@ func deviceArgs(on []layout.Share) []string {
 	return args
 }
 
-// createArgs are lvcreate's arguments. Neither mirrors nor raid10 volumes are
-// synchronised when they are made: no reader asks for what was not written, and what is
-// written goes to all copies. Parity must be true before a disk is lost, so
-// that raid5 and raid6 are.
+// createArgs returns lvcreate's options for a layout. Mirrors and raid10 skip
+// the initial synchronisation: every write goes to all copies, and no reader
+// needs unwritten blocks. raid5 and raid6 must synchronise, as parity must be
+// right before a disk is lost.
 func createArgs(l layout.Layout) []string {
 	if l.IsLinear() {
 		return []string{"--type", string(layout.Linear)}

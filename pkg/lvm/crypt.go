@@ -12,61 +12,53 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/layout"
 )
 
-// Crypt is what a daemon needs of dm-crypt. It is part of Groups. A volume that
-// is encrypted has a second device on top of its own, through which everything
-// is written and read; its own device is claimed as long as that one exists.
+// Crypt encrypts volumes with dm-crypt. It is part of Groups. An encrypted volume has a second
+// device on top of its own, for all reads and writes, which holds its own device open
+// exclusively.
 //
-// The key is random: Encrypt makes it, gives it to the kernel, and forgets it. It ends with the device, by ForgetKey or with the machine's power,
-// and with it ends what was written. Volumes are named without their group:
-// names must differ between groups.
+// Encrypt draws a random key, passes it to the kernel, and forgets it. ForgetKey or a power cut
+// ends the key, and with it the data. Arguments name volumes without their group, so names must
+// differ between groups.
 type Crypt interface {
-	// Encrypt gives an active volume a device with a new key, unless it has one.
-	// fresh is true when the key is new: what the volume held before reads as
-	// noise. ErrNotFound when the volume is not active, ErrBusy when its own
-	// device is in use.
+	// Encrypt gives an active volume an encrypted device, unless it has one. fresh is true when
+	// the key is new: what the volume held before reads as noise. It returns ErrNotFound if the
+	// volume is inactive, and ErrBusy if its own device is in use.
 	Encrypt(group, volume string, o CryptOptions) (fresh bool, err error)
 
-	// GrowCrypt gives a volume's encrypted device the size that the volume has
-	// now, also while it is in use. What it grows by reads as noise. ErrNotFound
-	// when it has none.
+	// GrowCrypt grows a volume's encrypted device to the volume's size, even in use. The growth
+	// reads as noise. It returns ErrNotFound if the volume has no encrypted device.
 	GrowCrypt(group, volume string) error
 
-	// ForgetKey ends a volume's encrypted device, and its key. It is no error if
-	// there is none. ErrBusy while it is open.
+	// ForgetKey removes a volume's encrypted device, if any, and with it the key. It returns
+	// ErrBusy while the device is open.
 	ForgetKey(volume string) error
 
-	// CryptDevice describes a volume's encrypted device, and makes its node
-	// right where it is missing or stale. ErrNotFound when there is no device,
-	// and so no key.
+	// CryptDevice describes a volume's encrypted device, and corrects its node if missing or
+	// stale. ErrNotFound means that the volume has no such device, and so no key.
 	CryptDevice(volume string) (Device, error)
 
-	// OpenCrypt opens a volume's encrypted device for the caller alone, as Open
-	// does its own.
+	// OpenCrypt opens a volume's encrypted device exclusively, like Open.
 	OpenCrypt(volume string) (blockdev.Handle, error)
 
-	// Encrypted names the volumes of the machine, of whatever group, that have
-	// an encrypted device.
+	// Encrypted names the volumes, of any group, that have an encrypted device.
 	Encrypted() ([]string, error)
 }
 
-// CryptOptions say how a volume is encrypted.
 type CryptOptions struct {
-	// Discards lets discards through to the disk, which shows there what space
-	// is not used.
+	// Discards passes discards to the disk, which reveals there which space is unused.
 	Discards bool
 }
 
 const (
-	// cryptPrefix begins the device-mapper names of encrypted devices. No name
-	// of a logical volume's device begins so: those have a hyphen.
+	// cryptPrefix begins the device-mapper names of encrypted devices. Names of LVM's devices
+	// cannot: they contain a hyphen.
 	cryptPrefix = "carve.crypt."
-	// cryptUUID begins their device-mapper UUIDs.
-	cryptUUID = "CARVE-CRYPT-"
-	// cipher is AES in XTS mode with a key of 256 bits (and as many for the tweak).
+	cryptUUID   = "CARVE-CRYPT-"
+	// cipher is AES in XTS mode with a key of 256 bits, and as many for the tweak.
 	cipher  = "aes-xts-plain64"
 	keySize = 64
-	// removeTimeout is how long a device that is open is tried to be removed: udev
-	// looks into devices for a moment.
+	// removeTimeout bounds the retries of removing an open device: udev opens devices for a
+	// moment.
 	removeTimeout = 500 * time.Millisecond
 )
 
@@ -74,8 +66,7 @@ func cryptName(volume string) string { return cryptPrefix + volume }
 
 func cryptPath(volume string) string { return "/dev/mapper/" + cryptName(volume) }
 
-// cryptStatus asks for an encrypted device. One without a table, which a killed
-// Encrypt left, is not found.
+// cryptStatus treats a device without a table, which a killed Encrypt left, as not found.
 func cryptStatus(volume string) (devmapper.Device, error) {
 	d, err := dmStatus(cryptName(volume))
 	if err == nil && !d.Active {
@@ -84,10 +75,8 @@ func cryptStatus(volume string) (devmapper.Device, error) {
 	return d, err
 }
 
-// encryption makes and removes encrypted devices. It runs no command.
 type encryption struct{}
 
-// Encrypt implements Crypt.
 func (e encryption) Encrypt(group, volume string, o CryptOptions) (fresh bool, err error) {
 	if d, err := cryptStatus(volume); err == nil {
 		return false, blockdev.MakeNode(cryptPath(volume), numberOf(d))
@@ -119,8 +108,7 @@ func (e encryption) Encrypt(group, volume string, o CryptOptions) (fresh bool, e
 	return true, nil
 }
 
-// GrowCrypt implements Crypt. The kernel is given its own table back, but for
-// the length.
+// GrowCrypt implements Crypt. It reloads the kernel's own table with another length.
 func (e encryption) GrowCrypt(group, volume string) error {
 	if _, err := cryptStatus(volume); err != nil {
 		return err
@@ -142,8 +130,8 @@ func (e encryption) GrowCrypt(group, volume string) error {
 	return extendCrypt(cryptName(volume), want)
 }
 
-// ForgetKey implements Crypt. The node goes last: while there is a device, it
-// leads there.
+// ForgetKey implements Crypt. The node goes last: it leads to the device as long as that
+// exists.
 func (e encryption) ForgetKey(volume string) error {
 	deadline := time.Now().Add(removeTimeout)
 	for wait := time.Millisecond; ; wait *= 2 {
@@ -158,7 +146,6 @@ func (e encryption) ForgetKey(volume string) error {
 	}
 }
 
-// CryptDevice implements Crypt.
 func (e encryption) CryptDevice(volume string) (Device, error) {
 	d, err := cryptStatus(volume)
 	if err != nil {
@@ -173,7 +160,6 @@ func (e encryption) CryptDevice(volume string) (Device, error) {
 	}, nil
 }
 
-// OpenCrypt implements Crypt.
 func (e encryption) OpenCrypt(volume string) (blockdev.Handle, error) {
 	if _, err := e.CryptDevice(volume); err != nil {
 		return nil, err
@@ -181,7 +167,6 @@ func (e encryption) OpenCrypt(volume string) (blockdev.Handle, error) {
 	return openAlone(cryptName(volume), volume)
 }
 
-// Encrypted implements Crypt.
 func (e encryption) Encrypted() ([]string, error) {
 	all, err := dmList()
 	if err != nil {

@@ -8,34 +8,34 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/layout"
 )
 
-// Dependent is what needs a logical volume to stay as it is: LVM would remove it together with the
-// volume, or what is written to the volume harms it.
+// Dependent is a reason to leave a logical volume alone: LVM would remove it together with the
+// volume, or writes to the volume would harm it.
 type Dependent struct {
-	// Name is the logical volume's that depends, or empty where LVM does not show it.
+	// Name is empty if LVM does not show the volume.
 	Name string
-	// Is says what it is to the volume, and Remedy what an administrator does to end that.
+	// Is describes the dependency, Remedy how an administrator ends it.
 	Is, Remedy string
 }
 
-// dependedOn are the first letters of lv_attr that show that another logical volume depends on the
-// one that has it: o and O are origins, of a snapshot with a size of its own or of a thin volume of
-// another pool, C has a cache, and t, d and D are pools. An origin whose snapshots are thin volumes
-// of its own pool is V as any other: they share its blocks, which the pool counts, and so neither
-// a removal of the origin, nor what is written to it or unmapped, changes them.
+// dependedOn lists the first letters of lv_attr of volumes on which others depend: o and O are
+// origins of a snapshot with a size of its own or of a thin volume in another pool, C has a
+// cache, and t, d and D are pools. An origin of thin snapshots in its own pool shows V like any
+// other thin volume: the pool counts shared blocks, so removing, writing or unmapping the
+// origin does not change its snapshots.
 const dependedOn = "oOCtdD"
 
-// mergingOrigin is the first letter of lv_attr of a volume into which a snapshot is merged.
+// mergingOrigin is the first letter of lv_attr while a snapshot merges into the volume.
 const mergingOrigin = 'O'
 
-// withoutDependents has a command process those of the volumes that are named on which no other one
-// depends. LVM decides when it has the group locked: what was made since a scan counts.
+// withoutDependents selects the volumes without dependents. LVM evaluates it under its lock of
+// the group, so it sees dependents that a scan missed.
 const withoutDependents = `lv_attr!~"^[` + dependedOn + `]"`
 
-// dependentTargets are the kinds of device that the kernel has for such a volume while it is active,
-// but for those of pools.
+// dependentTargets are the device-mapper targets of active volumes with dependents, pools
+// excepted.
 var dependentTargets = []string{"snapshot-origin", "snapshot-merge", "cache", "writecache"}
 
-// Dependents lists what depends on the group's volumes, by the volumes' names.
+// Dependents lists the dependents of the group's volumes, by the volumes' names.
 func (g *Group) Dependents() map[string][]Dependent {
 	byName := make(map[string]*Volume, len(g.Volumes))
 	for i := range g.Volumes {
@@ -60,7 +60,6 @@ func (g *Group) Dependents() map[string][]Dependent {
 	return found
 }
 
-// unnamed is what only lv_attr shows to depend on a volume.
 func (g *Group) unnamed(lv *Volume) Dependent {
 	path := g.Name + "/" + lv.Name
 	switch lv.Attr.Type {
@@ -79,7 +78,6 @@ func (g *Group) unnamed(lv *Volume) Dependent {
 	}
 }
 
-// HasDependents implements Groups.
 func (i inspection) HasDependents(group, volume string) (bool, error) {
 	targets, err := dmTable(layout.DeviceName(group, volume))
 	return slices.ContainsFunc(targets, func(t devmapper.Target) bool { return slices.Contains(dependentTargets, t.Kind) }), err

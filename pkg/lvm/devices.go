@@ -8,61 +8,54 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 )
 
-// Devices is what a daemon needs to make and grow volume groups. Host
-// implements it with the real LVM, lvmfake.Groups in memory.
-//
-// The rules of Groups hold: methods that change a group do not run
-// concurrently for the same group, and errors match the package's sentinels.
+// Devices creates and grows volume groups. Host implements it with the real LVM, lvmfake.Groups
+// in memory. The rules of Groups hold.
 type Devices interface {
-	// BlockDevices lists the machine's block devices, and says of which the contents are a
-	// user's. Those are not read: the methods below fail with ErrUserData.
+	// BlockDevices lists the machine's block devices and marks those whose contents are a
+	// user's. The methods below do not read those and fail with ErrUserData.
 	BlockDevices() ([]blockdev.Device, error)
 
-	// Label reads what a device says of itself as a physical volume. It runs
-	// nothing. ErrNotFound when it is none.
+	// Label reads a device's physical volume label, without a command. It returns ErrNotFound
+	// if the device is no physical volume.
 	Label(device string) (ondisk.Label, error)
 
-	// Examine looks for anything that is on a device. ErrClaimed when it is
-	// mounted, mapped or otherwise in exclusive use.
+	// Examine looks for contents of any kind on a device. It returns ErrClaimed if the device
+	// is mounted, mapped or otherwise in exclusive use.
 	Examine(ctx context.Context, device string) (Contents, error)
 
-	// InitDevice makes a device a physical volume that belongs to no group.
-	// Without Overwrite, it fails rather than overwrite a signature.
+	// InitDevice makes a device a physical volume outside any group. It fails at a signature
+	// unless o.Overwrite.
 	InitDevice(ctx context.Context, o InitOptions) error
 
-	// CreateGroup makes a volume group of physical volumes that belong to none.
-	// ErrExists when there is one of that name on any known disk.
+	// CreateGroup creates a volume group of physical volumes outside any group. It returns
+	// ErrExists if any known disk has a group of that name.
 	CreateGroup(ctx context.Context, o GroupOptions) error
 
-	// ExtendGroup adds physical volumes that belong to no group. It raises the
-	// group's sequence number.
+	// ExtendGroup adds physical volumes outside any group. It raises the group's sequence
+	// number.
 	ExtendGroup(ctx context.Context, group string, devices []string) error
 
-	// ResizeDevice makes all of a device that has grown available to its group.
+	// ResizeDevice makes the growth of a device available to its group.
 	ResizeDevice(ctx context.Context, group, device string) error
 
-	// AttachFile makes a file available as a block device, and returns its
-	// path. See blockdev.AttachFile.
 	AttachFile(path string, size int64) (device string, err error)
 }
 
-// Contents is what was found on a device.
+// Contents describes what Examine found on a device.
 type Contents struct {
 	// Signatures are the kinds, in blkid's words, such as "ext4" or "gpt".
-	Signatures []string
-	// Partitioned is true when one of them is a partition table.
+	Signatures  []string
 	Partitioned bool
-	// Unknown is true when there is no signature, but the first 4096 bytes are
-	// not empty either.
+	// Unknown means data, but no signature, in the first 4096 bytes.
 	Unknown bool
-	// Label is set when it is a physical volume.
+	// Label is nil unless it is a physical volume.
 	Label *ondisk.Label
 }
 
-// Empty reports whether nothing was found.
+// Empty reports whether Examine found nothing.
 func (c *Contents) Empty() bool { return len(c.Signatures) == 0 && !c.Unknown && c.Label == nil }
 
-// String names what was found.
+// String names the contents.
 func (c *Contents) String() string {
 	switch {
 	case len(c.Signatures) > 0:
@@ -75,21 +68,19 @@ func (c *Contents) String() string {
 	return "nothing"
 }
 
-// InitOptions says how a physical volume is made.
+// InitOptions says how to initialise a physical volume.
 type InitOptions struct {
 	Device string
-	// UUID is the physical volume's, 32 alphanumeric characters in LVM's
-	// groups; see ondisk.NewUUID.
+	// UUID is in LVM's format, see ondisk.NewUUID.
 	UUID string
-	// MetadataSize is what the metadata area has at least, in bytes.
+	// MetadataSize is the least size, in bytes.
 	MetadataSize int64
-	// DataAlignment is what the first extent's offset is a multiple of.
+	// DataAlignment is in bytes; the first extent's offset is a multiple of it.
 	DataAlignment int64
-	// Overwrite allows that signatures are destroyed.
-	Overwrite bool
+	Overwrite     bool
 }
 
-// GroupOptions says how a volume group is made.
+// GroupOptions says how to create a volume group.
 type GroupOptions struct {
 	Group   string
 	Devices []string
@@ -97,9 +88,8 @@ type GroupOptions struct {
 	ExtentSize int64
 }
 
-// MetadataSize is how large the metadata area of a device of so many bytes
-// should be: 64 MiB, enough for tens of thousands of volumes, and less where
-// that would be more than one part in 256.
+// MetadataSize returns the size of the metadata area for a device of that many bytes: 1/256 of
+// it, at least 1 MiB and at most 64 MiB, which is enough for tens of thousands of volumes.
 func MetadataSize(device int64) int64 {
 	const most, least = 64 << 20, 1 << 20
 	return max(least, min(most, device/256>>20<<20))

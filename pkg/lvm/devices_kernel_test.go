@@ -13,7 +13,6 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// loopDisk is a loop device on a file of the given size.
 func loopDisk(t *testing.T, dir, name string, size int64) string {
 	t.Helper()
 	file := filepath.Join(dir, name)

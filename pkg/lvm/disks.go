@@ -13,42 +13,38 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 )
 
-// disks knows on which disks the groups are, and reads the groups' metadata there. It is
-// safe for concurrent use; mu is held for moments only.
+// disks knows on which disks the groups are, and reads metadata there. It is safe for
+// concurrent use; mu is held only briefly.
 type disks struct {
 	mu     sync.Mutex
 	groups map[string]*knownGroup
-	// reads bounds the wait for disks, and layers that for what is below them.
+	// reads bounds the wait for disks, and layers the wait for the layers below them.
 	reads, layers blockdev.Guard
-	// excluded are the devices that the last look at all of them left out, see Excluded.
-	excluded []Excluded
-	// duplicates are the physical volumes that the last look at all devices found on several
-	// of them, by UUID, see Duplicated.
+	// excluded and duplicates, by UUID, are from the last look at all devices.
+	excluded   []Excluded
 	duplicates map[string]Duplicate
-	// accepts limits which block devices are looked at, or is nil. See Limit.
+	// accepts may be nil, see Limit.
 	accepts func(*blockdev.Device) bool
 }
 
-// knownGroup is what is known of a group of a name.
 type knownGroup struct {
-	// paths are those of the physical volumes, former those where a group that is gone
-	// was last seen.
+	// paths are those of the physical volumes; former is where a group that is gone was last
+	// seen.
 	paths, former []string
 	physical      []PhysicalVolume
-	// uuid is that of the group that was found last, pin what it must be, and others are
+	// uuid is the last found group's, pin is the identity that it must have, and others are
 	// further groups of the name.
 	uuid   string
 	pin    Identity
 	others []Other
-	// policy is the allocation policy.
 	policy string
-	// messages is true while messages may be left for thin pools, see messages.
+	// messages is true while thin pools may have unsent messages.
 	messages bool
-	// busy is true while commands that look at all devices leave out the group's, see setBusy.
+	// busy: see setBusy.
 	busy bool
 }
 
-// group is what is known of a group. The caller holds mu.
+// group returns the entry of a group, new if need be. The caller holds mu.
 func (d *disks) group(name string) *knownGroup {
 	if d.groups[name] == nil {
 		d.groups[name] = &knownGroup{}
@@ -56,14 +52,13 @@ func (d *disks) group(name string) *knownGroup {
 	return d.groups[name]
 }
 
-// view returns a copy of what is known of a group.
 func (d *disks) view(name string) knownGroup {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return *d.group(name)
 }
 
-// Pin implements Groups. Where another group of the name was is forgotten: the next
+// Pin implements Groups. It forgets where a group of another identity was, so that the next
 // Scan looks at all devices.
 func (d *disks) Pin(group string, identity Identity) {
 	d.mu.Lock()
@@ -75,15 +70,13 @@ func (d *disks) Pin(group string, identity Identity) {
 	}
 }
 
-// Limit implements Groups.
 func (d *disks) Limit(accepts func(*blockdev.Device) bool) { d.accepts = accepts }
 
-// Others implements Groups.
 func (d *disks) Others(group string) []Other { return slices.Clone(d.view(group).others) }
 
-// isProven reports whether a disk that the group is known by has the metadata that LVM took for the group's:
-// that of the highest number, which may be on a disk of another that lists the group's. Where none of
-// them has any to read, it is.
+// isProven reports whether the metadata that LVM used for the group comes from a pinned disk.
+// LVM uses the highest sequence number, and a foreign disk that lists the group's physical
+// volumes can show a higher one. It is true as well if no pinned disk has readable metadata.
 func (d *disks) isProven(g *Group) bool {
 	pin := d.view(g.Name).pin
 	if pin.UUID != g.UUID || len(pin.Devices) == 0 {
@@ -104,8 +97,6 @@ func (d *disks) isProven(g *Group) bool {
 	return !isOlder
 }
 
-// pick keeps those of the found groups that are taken for the ones of their names, and
-// notes the others.
 func (d *disks) pick(groups []string, found []Group) []Group {
 	forged := map[string]bool{}
 	for i := range found {
@@ -119,15 +110,15 @@ func (d *disks) pick(groups []string, found []Group) []Group {
 		var taken *Group
 		taken, g.others = Identify(name, g.pin, found)
 		if hidden := foreign(name, g.pin, found); taken == nil && hidden != nil {
-			// That it is ours again shows there, see Metadata.
+			// Metadata reads former to see when the group is ours again.
 			g.others, g.former = []Other{*hidden}, hidden.Paths
 		}
 		if taken != nil && forged[taken.UUID] {
 			g.others, taken = append(g.others, otherOf(taken)), nil
 		}
 		if copied := d.duplicatesOf(g.pin, taken); len(copied) > 0 {
-			// LVM has chosen one of the devices, and would not see the other where it is
-			// confined to that.
+			// LVM has chosen one of the devices, and would not see the other when confined to
+			// it.
 			g.others, taken = []Other{duplicated(&g.pin, taken, copied)}, nil
 		}
 		if taken != nil {
@@ -138,9 +129,8 @@ func (d *disks) pick(groups []string, found []Group) []Group {
 	return ours
 }
 
-// Identify chooses among groups the one that is taken for the one of a name: that with
-// the identity, or without a UUID the only one of the name. It returns nil when there is
-// none, and all others of the name, by UUID.
+// Identify chooses the wanted group of a name: the one with the identity, or without a UUID the
+// only one of the name. It returns nil if none fits, and the others of the name sorted by UUID.
 func Identify(name string, identity Identity, among []Group) (taken *Group, others []Other) {
 	var named []*Group
 	for i := range among {
@@ -159,7 +149,7 @@ func Identify(name string, identity Identity, among []Group) (taken *Group, othe
 	return taken, others
 }
 
-// foreign returns the group of a name that would be taken if LVM did not hide it, or nil.
+// foreign returns the group that pick would use if LVM did not hide it, or nil.
 func foreign(name string, pin Identity, among []Group) *Other {
 	for i := range among {
 		if g := &among[i]; g.Name == name && g.Foreign != "" && (pin.UUID == "" || g.Fits(pin)) {
@@ -171,17 +161,14 @@ func foreign(name string, pin Identity, among []Group) *Other {
 	return nil
 }
 
-// isForeign reports whether the last scan found a group that LVM hides.
 func (d *disks) isForeign(group string) bool {
 	return slices.ContainsFunc(d.view(group).others, func(o Other) bool { return o.Foreign != "" })
 }
 
-// isPartial reports whether the last scan found a group without some of its disks.
 func (d *disks) isPartial(group string) bool {
 	return slices.ContainsFunc(d.view(group).physical, func(pv PhysicalVolume) bool { return pv.Missing })
 }
 
-// otherOf is a group that is not taken.
 func otherOf(g *Group) Other {
 	other := Other{UUID: g.UUID}
 	for _, pv := range g.Devices {
@@ -192,7 +179,6 @@ func otherOf(g *Group) Other {
 	return other
 }
 
-// remember keeps where the groups lie that were looked for and found.
 func (d *disks) remember(groups []string, found []Group) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -217,7 +203,6 @@ func (d *disks) remember(groups []string, found []Group) {
 	}
 }
 
-// add adds devices to those of a group.
 func (d *disks) add(group string, devices []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -227,7 +212,7 @@ func (d *disks) add(group string, devices []string) {
 	g.paths = slices.Compact(g.paths)
 }
 
-// known returns the devices of the groups, or nothing when any group has none.
+// known returns nil if any group has no known devices.
 func (d *disks) known(groups ...string) []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -243,7 +228,6 @@ func (d *disks) known(groups ...string) []string {
 	return slices.Compact(all)
 }
 
-// require is known, or ErrNotFound.
 func (d *disks) require(group string) ([]string, error) {
 	if copied := d.duplicatesOfKnown(group); len(copied) > 0 {
 		return nil, fmt.Errorf("volume group %q: %w: the same physical volume is on %s", group, ErrNotFound, strings.Join(copied[0].Paths, " and "))
@@ -254,14 +238,12 @@ func (d *disks) require(group string) ([]string, error) {
 	return nil, fmt.Errorf("volume group %q: %w: none of its disks is known", group, ErrNotFound)
 }
 
-// messagesLeft notes whether messages may be left for thin pools of a group.
 func (d *disks) messagesLeft(group string, left bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.group(group).messages = left
 }
 
-// numbers are the device numbers of a group's physical volumes, with their UUIDs.
 func (d *disks) numbers(group string) map[blockdev.Number]string {
 	numbers := map[blockdev.Number]string{}
 	for _, pv := range d.view(group).physical {
@@ -272,7 +254,6 @@ func (d *disks) numbers(group string) map[blockdev.Number]string {
 	return numbers
 }
 
-// BlockDevices implements Devices.
 func (d *disks) BlockDevices() ([]blockdev.Device, error) {
 	all, err := blockdev.List("/")
 	if err != nil {
@@ -295,14 +276,12 @@ func (d *disks) BlockDevices() ([]blockdev.Device, error) {
 	return all, nil
 }
 
-// Excluded implements Groups.
 func (d *disks) Excluded() []Excluded {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.Clone(d.excluded)
 }
 
-// pins are those of the groups of these names.
 func (d *disks) pins(groups []string) pins {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -313,8 +292,9 @@ func (d *disks) pins(groups []string) pins {
 	return uuids
 }
 
-// setBusy has commands that look at all devices leave out those of a group until it is set free:
-// LVM holds the group's lock while it checks a thin pool, and they would wait for that.
+// setBusy hides a group's devices from commands that see all devices, until free is called. LVM
+// holds the group's lock while it checks a thin pool, and those commands would wait for the
+// lock.
 func (d *disks) setBusy(group string) (free func()) {
 	set := func(busy bool) {
 		d.mu.Lock()
@@ -325,7 +305,6 @@ func (d *disks) setBusy(group string) (free func()) {
 	return func() { set(false) }
 }
 
-// busy are the devices of the groups that are.
 func (d *disks) busy() (paths []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -337,10 +316,9 @@ func (d *disks) busy() (paths []string) {
 	return paths
 }
 
-// everywhere is the configuration of a command that looks at all block devices that the
-// limit leaves, but not at those whose contents are a user's, nor at those that do not answer:
-// LVM would wait for them, and its caller with it. It names what was looked at: what appears
-// later is not.
+// everywhere returns the configuration of a command that sees all block devices within the
+// limit, except those with users' contents and those that do not answer: LVM, and its caller,
+// would wait for them. It lists devices by name, so devices that appear later stay hidden.
 func (d *disks) everywhere() (string, error) {
 	answering, err := d.look()
 	if err != nil {
@@ -353,9 +331,9 @@ func (d *disks) everywhere() (string, error) {
 	return lvmConfig(paths), nil
 }
 
-// pinned are the devices whose labels say that they are disks of the groups, by what these are known by. It
-// returns nothing when a group has not all of them, when one has a copy, and when a further physical volume is of a group,
-// or may be: only all devices show then what the group is.
+// pinned returns the devices whose labels are those of the groups' pinned disks. It returns nil
+// when only a look at all devices can decide: when a pinned disk is absent or duplicated, or
+// when another physical volume belongs to one of the groups or may do so.
 func (d *disks) pinned(groups ...string) (paths []string) {
 	answering, err := d.look()
 	if err != nil {
@@ -394,13 +372,12 @@ func (d *disks) pinned(groups ...string) (paths []string) {
 	return paths
 }
 
-// labelled is a device with what it says of itself as a physical volume.
 type labelled struct {
 	device blockdev.Device
 	label  ondisk.Label
 }
 
-// look reads the labels of all block devices that everywhere names, and notes the duplicates.
+// look reads the labels of the devices that everywhere names.
 func (d *disks) look() (answering []labelled, err error) {
 	all, err := d.BlockDevices()
 	if err != nil {
@@ -422,11 +399,8 @@ func (d *disks) look() (answering []labelled, err error) {
 	return answering, nil
 }
 
-// readTimeout is how long a read of a label or of metadata may take.
 const readTimeout = 10 * time.Second
 
-// readWithTimeout reads a device, or fails with ErrTimedOut; with ErrUserData where the
-// contents are a user's.
 func readWithTimeout[T any](d *disks, device string, read func(device string) (T, error)) (T, error) {
 	if err := d.examine(device); err != nil {
 		var none T
@@ -437,14 +411,13 @@ func readWithTimeout[T any](d *disks, device string, read func(device string) (T
 	return blockdev.Do(ctx, &d.reads, device, read)
 }
 
-// Label implements Devices.
 func (d *disks) Label(device string) (ondisk.Label, error) {
 	return readWithTimeout(d, device, ondisk.ReadLabel)
 }
 
-// confirm returns an error when a disk of the group, where it was seen last, holds another
-// group by now: the kernel gives the name of a disk that is gone to the next one. ErrNotFound
-// has the caller scan. A disk that cannot be read is left to LVM.
+// confirm fails if a known disk of the group now holds another group: the kernel reuses the
+// names of disks that are gone. ErrNotFound makes the caller scan. Unreadable disks are left to
+// LVM.
 func (d *disks) confirm(group string) error {
 	pin := d.view(group).pin.UUID
 	if pin == "" {
@@ -462,10 +435,9 @@ func (d *disks) confirm(group string) error {
 	return nil
 }
 
-// Metadata implements Groups: the highest sequence number on any of the
-// group's disks is the one that counts, and the smallest area the one that
-// limits. Of a group that is gone it reads the disks where the group was: one that was
-// given another name comes back there.
+// Metadata implements Groups. It returns the highest sequence number on the group's disks and
+// the limit of the smallest metadata area. If the group is gone, it reads the former disks: a
+// group that is renamed back reappears there.
 func (d *disks) Metadata(group string) (ondisk.Metadata, error) {
 	var best ondisk.Metadata
 	var last error
@@ -500,21 +472,20 @@ func (d *disks) Metadata(group string) (ondisk.Metadata, error) {
 	return best, nil
 }
 
-// Placement implements Groups: from the first disk that has what Metadata says
-// is current.
+// Placement implements Groups. It reads the first disk with the current metadata.
 func (d *disks) Placement(group string) (ondisk.Placement, error) {
 	return committed(d, group, ondisk.ParsePlacement)
 }
 
-// errNotUnderstood is returned for metadata that were read whole, and errNoMetadata where all known
-// disks of a group were read, and none has its metadata.
+// errNotUnderstood: the metadata was read but not parsed. errNoMetadata: all known disks of a
+// group were read, and none has its metadata.
 var (
 	errNotUnderstood = errors.New("the metadata are not understood")
 	errNoMetadata    = errors.New("no disk with its metadata")
 )
 
-// committed is what parse makes of the group's metadata text, read from a disk that
-// has the newest. ErrNotFound when there is none.
+// committed parses the newest metadata text on the group's disks. It returns ErrNotFound if
+// there is none.
 func committed[T any](d *disks, group string, parse func(text []byte) (T, error)) (T, error) {
 	var none T
 	now, err := d.Metadata(group)
@@ -535,7 +506,7 @@ func committed[T any](d *disks, group string, parse func(text []byte) (T, error)
 		v, err := parse(text.Text)
 		if err != nil {
 			last = fmt.Errorf("%s: %w: %w", path, errNotUnderstood, err)
-			break // Others have the same.
+			break // The other disks hold the same.
 		}
 		return v, nil
 	}

@@ -11,11 +11,10 @@ import (
 	"github.com/carve-csi/carve/pkg/devmapper"
 )
 
-// cryptTarget is the kind of target that encrypts.
 const cryptTarget = "crypt"
 
-// loadCrypt gives a new device its table, with a key that is made in the memory
-// that the kernel reads it from, and nowhere else.
+// loadCrypt loads a new device's table. It draws the key in the memory that the kernel reads,
+// and nowhere else.
 func loadCrypt(name string, sectors int64, below devmapper.Device, o CryptOptions) (devmapper.Device, error) {
 	s, err := newSecret()
 	if err != nil {
@@ -38,9 +37,6 @@ func loadCrypt(name string, sectors int64, below devmapper.Device, o CryptOption
 	return d, fromKernel(err)
 }
 
-// drawKey fills a buffer with a random key in hexadecimal digits. The key is
-// drawn into the second half and spelled out from the front: what is
-// overwritten was spelled out before.
 func drawKey(key []byte) error {
 	raw := key[len(key)/2:]
 	for got := 0; got < len(raw); {
@@ -54,7 +50,8 @@ func drawKey(key []byte) error {
 	return nil
 }
 
-// spell spells out the second half of a buffer into all of it.
+// spell writes key's second half in hexadecimal digits over all of key. From the front, it
+// overwrites only bytes that it has read.
 func spell(key []byte) {
 	const digits = "0123456789abcdef"
 	raw := key[len(key)/2:]
@@ -64,7 +61,6 @@ func spell(key []byte) {
 	}
 }
 
-// extendCrypt replaces a device's table by the same one of another length.
 func extendCrypt(name string, sectors int64) error {
 	s, err := newSecret()
 	if err != nil {
@@ -78,9 +74,9 @@ func extendCrypt(name string, sectors int64) error {
 	return fromKernel(err)
 }
 
-// secret is memory for one ioctl with a key in it: it is locked, in no core
-// dump, in no child process, and zeroed at the end. The key is never anywhere
-// else in this process, least of all in memory that Go moves or keeps.
+// secret is memory for one ioctl that carries a key: locked, excluded from core dumps and child
+// processes, and zeroed at the end. The key is nowhere else in this process, least of all in
+// memory that Go moves or keeps.
 type secret struct{ memory []byte }
 
 func newSecret() (*secret, error) {

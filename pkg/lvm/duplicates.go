@@ -10,11 +10,10 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 )
 
-// LVM itself changes and activates nothing in a group of which it sees a physical volume twice. Our
-// commands see the devices only on which the last scan found the group, so a copy of one is looked for
-// here, by the labels of all devices.
+// LVM itself refuses to change or activate a group if it sees one of its physical volumes
+// twice. But Carve confines commands to the devices where the last scan found the group, so it
+// must look for copies here, by the labels of all devices.
 
-// Duplicated implements Groups.
 func (d *disks) Duplicated() (groups []string, err error) {
 	all, err := d.BlockDevices()
 	if err != nil {
@@ -34,8 +33,7 @@ func (d *disks) Duplicated() (groups []string, err error) {
 	return groups, nil
 }
 
-// labels reads what devices say of themselves as physical volumes. The label of one that is none, or
-// that cannot be read, is the zero value.
+// labels returns the zero value for a label that is absent or unreadable.
 func (d *disks) labels(devices []blockdev.Device) ([]ondisk.Label, []error) {
 	labels, errs := make([]ondisk.Label, len(devices)), make([]error, len(devices))
 	var reading sync.WaitGroup
@@ -53,10 +51,10 @@ func (d *disks) labels(devices []blockdev.Device) ([]ondisk.Label, []error) {
 	return labels, errs
 }
 
-// duplicatesAmong finds the physical volumes that are on several devices. One that another of them lies
-// on is none of those, such as a path of a multipath device or a member of an array, nor is a further
-// loop device of the same file. Paths without their multipath device are, and so are the members of an
-// array that does not run: what is written to one of them the array would not know of.
+// duplicatesAmong finds the physical volumes that are on several devices. It ignores the paths
+// below a multipath device, the members below a running array, and further loop devices of the
+// same file. Paths without their multipath device count, and so do the members of a stopped
+// array: the array would miss writes to one of them.
 func (d *disks) duplicatesAmong(devices []blockdev.Device, labels []ondisk.Label) map[string]Duplicate {
 	byUUID := map[string][]*blockdev.Device{}
 	for i := range devices {
@@ -82,17 +80,16 @@ func (d *disks) duplicatesAmong(devices []blockdev.Device, labels []ondisk.Label
 	return duplicates
 }
 
-// origin is where the contents of a device come from.
 type origin struct {
-	// below are the kernel's names of what the device lies on, and the device's own.
+	// below lists the kernel names of the device's layers, its own included.
 	below []string
-	// file is what a loop device is attached to, or the zero value.
+	// file is the zero value unless it is a loop device.
 	file blockdev.LoopFile
-	// member is true for a member of an array, whether the array runs or not.
+	// member is true for a member of an array, running or not.
 	member bool
 }
 
-// originOf asks for the origin of a device. What cannot be known is left out: then the device counts.
+// originOf omits what it cannot find out: the device then counts as a copy.
 func (d *disks) originOf(device *blockdev.Device) (o origin) {
 	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
 	defer cancel()
@@ -108,8 +105,9 @@ func (d *disks) originOf(device *blockdev.Device) (o origin) {
 	return o
 }
 
-// distinct leaves one of the devices that lead to the same, the one that lies on the others. Members of
-// arrays count only where all are members: one that failed shows what it held then beside the array.
+// distinct keeps one of the devices with the same contents, the uppermost. It keeps array
+// members only if all devices are members: one that failed out of its array shows old contents
+// beside it.
 func distinct(devices []*blockdev.Device, originOf func(*blockdev.Device) origin) (left []*blockdev.Device) {
 	origins, same := make([]origin, len(devices)), make([]int, len(devices))
 	for i, device := range devices {
@@ -153,8 +151,8 @@ func distinct(devices []*blockdev.Device, originOf func(*blockdev.Device) origin
 	return left
 }
 
-// duplicatesOf are those of the physical volumes of a group, found or known by its identity, that
-// are on several devices. The caller holds mu.
+// duplicatesOf returns the duplicates among a group's physical volumes, by identity and as
+// found. found may be nil. The caller holds mu.
 func (d *disks) duplicatesOf(i Identity, found *Group) (copied []Duplicate) {
 	uuids := slices.Clone(i.Devices)
 	if found != nil {
@@ -169,7 +167,6 @@ func (d *disks) duplicatesOf(i Identity, found *Group) (copied []Duplicate) {
 	return copied
 }
 
-// duplicatesOfKnown is duplicatesOf for a group as it was found last.
 func (d *disks) duplicatesOfKnown(group string) []Duplicate {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -177,7 +174,6 @@ func (d *disks) duplicatesOfKnown(group string) []Duplicate {
 	return d.duplicatesOf(g.pin, &Group{Devices: g.physical})
 }
 
-// duplicated is the group that is not taken because of duplicates.
 func duplicated(i *Identity, found *Group, duplicates []Duplicate) Other {
 	o := Other{UUID: i.UUID, Duplicates: duplicates}
 	if found != nil {

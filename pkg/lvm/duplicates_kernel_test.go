@@ -39,7 +39,7 @@ func TestACopyOfADiskIsSeenAndWhatLeadsToTheSameDiskIsNone(t *testing.T) {
 		if got := must.Get(h.Duplicated())(t); len(got) != 0 {
 			t.Errorf("%s: %q have copies", when, got)
 		}
-		h.Pin(name, lvm.Identity{}) // All devices are looked at.
+		h.Pin(name, lvm.Identity{}) // This makes Scan look at all devices.
 		h.Pin(name, known[0].Identity())
 		if got := scan(); len(got) != 1 {
 			t.Errorf("%s: found %+v, others %+v", when, got, h.Others(name))

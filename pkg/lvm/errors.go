@@ -9,46 +9,38 @@ import (
 	"github.com/carve-csi/carve/pkg/blockdev"
 )
 
-// What can go wrong, as far as callers act on it differently. Those of blockdev
-// are the same here: what fails below matches, whether a command, the kernel or
-// a device says so.
+// Errors that callers handle differently. Those of blockdev are the same here, so that errors
+// match whether a command, the kernel or a device reports them.
 var (
-	// ErrNoSpace: the group has too little free space, for data or for metadata.
+	// ErrNoSpace: for data or for metadata.
 	ErrNoSpace = blockdev.ErrNoSpace
 	// ErrNotFound: no such group, volume or device.
 	ErrNotFound = blockdev.ErrNotFound
-	// ErrExists: the name is taken.
-	ErrExists = errors.New("already exists")
-	// ErrBusy: the volume is open.
-	ErrBusy = blockdev.ErrBusy
-	// ErrClaimed is the ErrBusy of a volume that is mounted or mapped.
-	ErrClaimed = blockdev.ErrClaimed
-	// ErrHasDependents: another logical volume depends on the volume, see Dependent.
+	ErrExists   = errors.New("already exists")
+	ErrBusy     = blockdev.ErrBusy
+	// ErrClaimed is an ErrBusy: mounted or mapped.
+	ErrClaimed       = blockdev.ErrClaimed
 	ErrHasDependents = errors.New("another logical volume depends on it")
-	// ErrChanged: the group has another sequence number than it was to have. Nothing was done.
+	// ErrChanged: the group's sequence number is not the expected one. Nothing was done.
 	ErrChanged = errors.New("another program changed the volume group")
 	// ErrDeviceMissing: a disk of the group is gone or does not answer.
 	ErrDeviceMissing = errors.New("device missing")
-	// ErrUserData: what a device holds was written by the user of a volume, or may have been.
+	// ErrUserData: a device's contents were written by the user of a volume, or may have been.
 	ErrUserData = errors.New("its contents are a user's")
-	// ErrTimedOut: the command did not end within its deadline and was killed.
-	// What it did is unknown.
+	// ErrTimedOut: the command was killed at its deadline. It may have taken effect.
 	ErrTimedOut = blockdev.ErrTimedOut
 	// ErrUnavailable: the lvm program or the kernel's device mapper cannot be used.
 	ErrUnavailable = errors.New("LVM is not available")
 )
 
-// CommandError says how an LVM command failed. It matches one of the
-// sentinels above with errors.Is when LVM's words were understood.
+// CommandError describes a failed LVM command. It wraps one of the sentinels above if LVM's
+// message was recognised.
 type CommandError struct {
-	// Command is the subcommand, such as "lvcreate".
 	Command string
-	// ExitCode is the program's, or -1 when it was killed or never started.
+	// ExitCode is -1 when the program was killed or never started.
 	ExitCode int
-	// Message is what LVM said that mattered, one line.
-	Message string
-	// Err is the sentinel that the message was recognised as, or the
-	// system's error, or nil.
+	Message  string
+	// Err is a sentinel recognised in the message, the system's error, or nil.
 	Err error
 }
 
@@ -61,9 +53,8 @@ func (e *CommandError) Error() string {
 
 func (e *CommandError) Unwrap() error { return e.Err }
 
-// phrases recognises LVM's messages, in the C locale, in this order: the
-// first phrase found anywhere on standard error decides. All of LVM's wording
-// that Carve depends on is here.
+// phrases maps LVM's messages in the C locale to errors; the first phrase found anywhere on
+// standard error decides. Carve depends on no other wording of LVM.
 var phrases = []struct {
 	text string
 	err  error
@@ -84,7 +75,7 @@ var phrases = []struct {
 	{"No specified PVs have space available", ErrNoSpace},
 	{"must not exceed number of physical volumes", ErrNoSpace},
 	{"exceeds maximum metadata size", ErrNoSpace},
-	// A thin pool that is full gives no new volume.
+	// A full thin pool accepts no new volume.
 	{"reached threshold", ErrNoSpace},
 	{"metadata too large", ErrNoSpace},
 	{"Maximum number of logical volumes", ErrNoSpace},
@@ -98,7 +89,6 @@ var phrases = []struct {
 	{"\" not found", ErrNotFound}, // Volume group "NAME" not found
 }
 
-// newCommandError makes sense of a failed command's standard error.
 func newCommandError(command string, exitCode int, stderr string) *CommandError {
 	e := &CommandError{Command: command, ExitCode: exitCode, Message: lastWords(stderr)}
 	for _, p := range phrases {
@@ -110,11 +100,10 @@ func newCommandError(command string, exitCode int, stderr string) *CommandError 
 	return e
 }
 
-// uuid matches LVM's. Who knows those of a group's physical volumes can forge one, and messages go to users.
+// uuid matches LVM's UUIDs. Messages go to users, who could forge a disk with those of a
+// group's physical volumes.
 var uuid = regexp.MustCompile(`\b[0-9A-Za-z]{6}(?:-[0-9A-Za-z]{4}){5}-[0-9A-Za-z]{6}\b`)
 
-// lastWords picks the lines that say why: all that are no warnings, joined
-// and bounded, without UUIDs.
 func lastWords(stderr string) string {
 	const most = 1000
 	var kept []string

@@ -12,8 +12,7 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// flushes counts the flushes that the kernel has sent to a disk, from its
-// statistics (Documentation/block/stat.rst).
+// flushes counts the flushes sent to a disk (Documentation/block/stat.rst).
 func flushes(t *testing.T, disk string) int {
 	t.Helper()
 	b := must.Get(os.ReadFile("/sys/block/" + disk + "/stat"))(t)

@@ -7,14 +7,11 @@ import (
 	"github.com/carve-csi/carve/pkg/command"
 )
 
-// Host is the machine's LVM. Each of the types that it is made of has one job: disks knows where the groups
-// are and reads there, commands runs what changes groups, and what the interfaces of this
-// package ask for is built on these two.
+// Host is the machine's LVM; see the package comment for the types that it embeds. It is safe
+// for concurrent use within the rules of Groups.
 //
-// It looks at the devices of the groups it was asked about and at no others:
-// the first Scan, and one that misses something, looks at every block device
-// that does not lie on a volume, and remembers where the groups' devices were.
-// Host is safe for concurrent use within the rules of Groups.
+// It looks only at the devices of the groups that it was asked about. The first Scan, and any
+// that misses something, looks at every block device that does not lie on a volume.
 type Host struct {
 	*disks
 	*volumes
@@ -24,7 +21,7 @@ type Host struct {
 	provisioning
 
 	commands *commands
-	// answers gets an element when a device answers again that did not, or is nil.
+	// answers may be nil, see Notify.
 	answers chan<- struct{}
 }
 
@@ -33,8 +30,8 @@ var (
 	_ Devices = (*Host)(nil)
 )
 
-// NewHost returns the machine's LVM, driven by the given runner. It fails when the runner has no SystemDir:
-// commands that run under a lock which is held for them take their own locks there.
+// NewHost returns the machine's LVM. It fails if r has no SystemDir: a command that runs under
+// a lock held for it takes its own locks there.
 func NewHost(r *Runner) (*Host, error) {
 	if r.SystemDir == "" {
 		return nil, errors.New("LVM's system directory is not set")
@@ -50,19 +47,16 @@ func NewHost(r *Runner) (*Host, error) {
 	return h, nil
 }
 
-// Stuck counts what was abandoned and still waits in the kernel for a device that does not
-// answer: commands that were killed, reads, and flushes. Each keeps a thread or a process.
-// It is safe for concurrent use.
+// Stuck counts the killed commands, reads and flushes that still wait in the kernel for an
+// unresponsive device. Each keeps a thread or a process. It is safe for concurrent use.
 func (h *Host) Stuck() int {
 	return command.Stuck() + h.reads.Stuck() + h.layers.Stuck() + h.commands.flushes.Stuck()
 }
 
-// Notify sends on events, which should hold an element, when a block device answers
-// again that did not: that is no event of the kernel's. It is called before any
-// other method.
+// Notify sends on events when an unresponsive device answers again, for which the kernel has no
+// event. It does not block, so events should be buffered. Call it before any other method.
 func (h *Host) Notify(events chan<- struct{}) { h.answers = events }
 
-// answered passes on that a device answers again.
 func (h *Host) answered() {
 	if h.answers == nil {
 		return

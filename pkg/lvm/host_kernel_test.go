@@ -15,7 +15,6 @@ import (
 
 const handConfig = "activation { udev_sync=0 udev_rules=0 monitoring=0 } devices { scan_lvs=0 use_devicesfile=0 obtain_device_list_from_udev=0 } backup { backup=0 archive=0 }"
 
-// lvmByHand runs an LVM command as an administrator would.
 func lvmByHand(t testing.TB, args ...string) {
 	t.Helper()
 	out, err := exec.Command("lvm", append(args, "--config", handConfig)...).CombinedOutput()
@@ -24,7 +23,6 @@ func lvmByHand(t testing.TB, args ...string) {
 	}
 }
 
-// group makes a volume group of the machine's two spare disks.
 func group(t *testing.T, name string) {
 	t.Helper()
 	lvmByHand(t, "vgcreate", "--yes", name, "/dev/vdb", "/dev/vdc")
@@ -39,7 +37,6 @@ func host(t *testing.T) *lvm.Host {
 	return hostOf(t, "lvm")
 }
 
-// hostOf runs the given program for lvm.
 func hostOf(t *testing.T, program string) *lvm.Host {
 	t.Helper()
 	dir := t.TempDir()
@@ -49,7 +46,7 @@ func hostOf(t *testing.T, program string) *lvm.Host {
 
 func TestTheRealLVMIsAnLVM(t *testing.T) {
 	lvmtest.Run(t, func(t *testing.T) lvmtest.Env {
-		// A hyphen, to see that device-mapper's doubling of it is known.
+		// The hyphen tests device-mapper's doubling of it.
 		const name = "carve-test"
 		group(t, name)
 		return lvmtest.Env{

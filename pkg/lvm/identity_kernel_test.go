@@ -57,7 +57,7 @@ func TestOnlyDevicesWithinTheLimitAreLookedAt(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		allowed []string
-		// missing is how many of the group's two devices are not seen; all of them is -1.
+		// missing counts the hidden ones of the group's two devices; -1 hides all.
 		missing int
 	}{
 		{"both", []string{"/dev/vdb", "/dev/vdc"}, 0},
@@ -96,7 +96,7 @@ func TestAGroupsAllocationPolicyLimitsNothing(t *testing.T) {
 		return must.Get(h.Scan(t.Context(), []string{name}))(t)[0]
 	}
 	free := scan().FreeExtents
-	// Neither lies on one device, and what the first one grows by is not beside it.
+	// Neither lies on one device, and the growth of the first one is not contiguous.
 	must.Succeed(t, h.Create(t.Context(), lvm.CreateOptions{Group: name, Volume: "cv1", Extents: free*3/4 - 1}))
 	must.Succeed(t, h.Create(t.Context(), lvm.CreateOptions{Group: name, Volume: "cv2", Extents: 1}))
 	must.Succeed(t, h.Extend(t.Context(), name, "cv1", free-1))

@@ -10,11 +10,9 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/layout"
 )
 
-// inspection asks the kernel for the devices of volumes and opens them. It runs no command.
 type inspection struct{ disks *disks }
 
-// Device implements Groups by asking the kernel's device mapper, and holding
-// the device node against what it says.
+// Device implements Groups. It asks the device mapper and checks the device node.
 func (i inspection) Device(group, volume string) (Device, error) {
 	d, err := dmStatus(layout.DeviceName(group, volume))
 	if err != nil {
@@ -35,7 +33,6 @@ func (i inspection) Device(group, volume string) (Device, error) {
 	}, nil
 }
 
-// Numbers implements Groups.
 func (i inspection) Numbers(group string) (Numbers, error) {
 	list, err := dmList()
 	if err != nil {
@@ -54,8 +51,8 @@ func numbersOf(group string, list []devmapper.Entry) Numbers {
 		}
 		rest, ours := strings.CutPrefix(d.Name, prefix)
 		volume := strings.ReplaceAll(rest, "--", "-")
-		// A hyphen by itself is before what LVM calls a hidden layer of a volume, and
-		// two at the beginning are in the name of another group.
+		// A single hyphen precedes LVM's name of a hidden layer; a double one at the beginning
+		// belongs to the name of another group.
 		if ours && layout.DeviceName(group, volume) == d.Name {
 			n.Volumes[volume] = blockdev.Number{Major: d.Major, Minor: d.Minor}
 		}
@@ -63,14 +60,12 @@ func numbersOf(group string, list []devmapper.Entry) Numbers {
 	return n
 }
 
-// Open implements Groups. Exclusive opening fails while the device is mounted
-// or mapped; the device mapper's count says
-// whether a process merely holds it open.
+// Open implements Groups. An exclusive open fails while the device is mounted or mapped; only
+// the device mapper's open count shows plain openers.
 func (i inspection) Open(group, volume string) (blockdev.Handle, error) {
 	return openAlone(layout.DeviceName(group, volume), group+"/"+volume)
 }
 
-// openAlone opens the device of a device-mapper name, of what messages call what.
 func openAlone(name, what string) (blockdev.Handle, error) {
 	before, err := dmStatus(name)
 	if err != nil {
@@ -79,8 +74,8 @@ func openAlone(name, what string) (blockdev.Handle, error) {
 	path := "/dev/mapper/" + name
 	dev, err := blockdev.Open(path, numberOf(before), true)
 	if errors.Is(err, ErrNotFound) && before.Active {
-		// The kernel has the device, and it may be mounted: a caller must not take a missing
-		// or stale node for a missing device.
+		// The kernel has the device, and it may be mounted: the caller must not mistake a
+		// missing or stale node for a missing device.
 		if err = blockdev.MakeNode(path, numberOf(before)); err == nil {
 			dev, err = blockdev.Open(path, numberOf(before), true)
 		}
@@ -100,7 +95,6 @@ func openAlone(name, what string) (blockdev.Handle, error) {
 	return dev, nil
 }
 
-// OpenInUse implements Groups.
 func (i inspection) OpenInUse(group, volume string) (blockdev.Handle, error) {
 	name := layout.DeviceName(group, volume)
 	d, err := dmStatus(name)
@@ -110,7 +104,6 @@ func (i inspection) OpenInUse(group, volume string) (blockdev.Handle, error) {
 	return blockdev.Open("/dev/mapper/"+name, numberOf(d), false)
 }
 
-// PoolStatus implements Thin.
 func (i inspection) PoolStatus(group, pool string) (PoolStatus, error) {
 	device, params, err := i.disks.poolStatus(group, pool)
 	if err != nil {
@@ -123,7 +116,6 @@ func (i inspection) PoolStatus(group, pool string) (PoolStatus, error) {
 	return s, nil
 }
 
-// RAIDStatus implements Groups.
 func (i inspection) RAIDStatus(group, volume string) (RAIDStatus, error) {
 	kind, params, err := dmTableStatus(layout.DeviceName(group, volume))
 	if err != nil {
@@ -139,8 +131,8 @@ func (i inspection) RAIDStatus(group, volume string) (RAIDStatus, error) {
 	return s, nil
 }
 
-// Mapping implements Groups: the tables in the kernel are what LVM made of its
-// metadata, and cost a system call each.
+// Mapping implements Groups. The kernel's tables show how LVM applied its metadata, at one
+// system call each.
 func (i inspection) Mapping(group, volume string) ([]Segment, error) {
 	r := &resolver{table: dmTableOf, devices: i.disks.numbers(group)}
 	targets, err := dmTable(layout.DeviceName(group, volume))

@@ -19,7 +19,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// loops makes loop devices of so many MiB each, over files in memory.
+// loops makes loop devices over files in memory, with sizes in MiB.
 func loops(t *testing.T, sizes ...int) []string {
 	t.Helper()
 	var devices []string
@@ -42,15 +42,14 @@ func loops(t *testing.T, sizes ...int) []string {
 	return devices
 }
 
-// groupOf makes a volume group of devices, with extents of 1 MiB.
 func groupOf(t *testing.T, name string, devices []string) {
 	t.Helper()
 	lvmByHand(t, append([]string{"vgcreate", "--yes", "--physicalextentsize", "1m", name}, devices...)...)
 	t.Cleanup(func() { lvmByHand(t, "vgremove", "--yes", "--force", name) })
 }
 
-// TestRealFreeSpaceIsWhatTheArithmeticSays runs random histories against the real LVM: a few,
-// or many with CARVE_SOAK. CARVE_SEED, which it prints, has it run the same ones again.
+// It runs a few random histories, or many with CARVE_SOAK. CARVE_SEED, which it prints, repeats
+// a run.
 func TestRealFreeSpaceIsWhatTheArithmeticSays(t *testing.T) {
 	rounds := 4
 	if os.Getenv("CARVE_SOAK") != "" {
@@ -111,14 +110,13 @@ func TestRealRAIDReportsHowItsImagesDo(t *testing.T) {
 		}
 		must.Succeed(t, h.Create(t.Context(), o))
 		after, err := h.Metadata("carve-raid")
-		// Beside the volume, the text holds the last command's line.
+		// The text also holds the last command's line.
 		const line = 2048
 		if took, most := after.Size-before.Size, l.Text(o.Tags, 1)+line; err != nil || took <= 0 || took > most {
 			t.Errorf("%v: the metadata grew by %d bytes, at most %d are foreseen, error %v", l, took, most, err)
 		}
 		t.Logf("%v: %d bytes of metadata, at most %d foreseen", l, after.Size-before.Size, l.Text(o.Tags, 1))
-		// Until its thread has run for the first time, the kernel reports that nothing is
-		// in sync, also of a volume that was made so.
+		// Until its thread has run once, the kernel reports every volume as out of sync.
 		waittest.Succeeds(t, "the kernel reports a volume that is whole", func() error {
 			s, err := h.RAIDStatus("carve-raid", name)
 			if err == nil && (s.Images != l.Devices() || s.Failed != 0 || s.Total == 0 || l.Type == layout.RAID1 && s.Synced != s.Total) {

@@ -16,23 +16,22 @@ import (
 // LockDir is where LVM keeps its locks.
 const LockDir = "/run/lock/lvm"
 
-// lockLook is the time between two looks whether another process has released a lock.
 const lockLook = 10 * time.Millisecond
 
-// lockGroup locks a volume group as LVM does. ErrBusy when another process has it.
+// lockGroup takes LVM's lock of a group, or returns ErrBusy.
 func lockGroup(dir, group string) (unlock func(), err error) {
 	lock, err := openLock(dir, group)
 	if err != nil {
 		return nil, err
 	}
 	return func() {
-		// Closing alone does not: a process that is being started may have it, too.
+		// Closing does not unlock the file while a process that is being started has a copy of
+		// it.
 		_ = unix.Flock(int(lock.Fd()), unix.LOCK_UN)
 		_ = lock.Close()
 	}, nil
 }
 
-// openLock is lockGroup that returns the locked file.
 func openLock(dir, group string) (*os.File, error) {
 	path := filepath.Join(dir, "V_"+group)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -52,7 +51,7 @@ func openLock(dir, group string) (*os.File, error) {
 	if err == nil {
 		err = errors.Join(unix.Fstat(int(f.Fd()), &locked), unix.Stat(path, &now))
 	}
-	// Unlocking removes the file: what is locked may not be the lock any more.
+	// LVM removes the file when it unlocks, so this file may no longer be the lock.
 	if err == nil && (locked.Ino != now.Ino || locked.Dev != now.Dev) {
 		err = os.ErrNotExist
 	}
@@ -63,7 +62,6 @@ func openLock(dir, group string) (*os.File, error) {
 	return f, nil
 }
 
-// waitForLock is openLock that waits while another process has the lock, as LVM's commands do.
 func waitForLock(ctx context.Context, dir, group string) (*os.File, error) {
 	tick := time.NewTicker(lockLook)
 	defer tick.Stop()
@@ -80,10 +78,10 @@ func waitForLock(ctx context.Context, dir, group string) (*os.File, error) {
 	}
 }
 
-// changeAt is change of a group that has this sequence number; ErrChanged if it has another one. LVM's lock
-// of the group is held from the look at the number until the command is gone, so that no other program changes
-// the group in between. The command has the lock, too: one that was killed and hangs in the kernel keeps it as any
-// command of LVM's does, also when this process has ended.
+// changeAt is change if the group has this sequence number, and otherwise returns ErrChanged.
+// It holds LVM's lock of the group from the check until the command is gone, so that no other
+// program changes the group in between. The command inherits the lock: one that is killed and
+// hangs in the kernel keeps it as any LVM command would, even after this process ends.
 func (c *commands) changeAt(ctx context.Context, seqno uint64, group, command string, args ...string) (err error) {
 	waiting, cancel := context.WithTimeout(ctx, c.runner.Timeout)
 	defer cancel()
@@ -92,7 +90,7 @@ func (c *commands) changeAt(ctx context.Context, seqno uint64, group, command st
 		return err
 	}
 	defer func() {
-		// Unlocking would take it from a command that hangs as well.
+		// Unlocking would take the lock from a hanging command, too.
 		if !errors.Is(err, ErrTimedOut) {
 			_ = unix.Flock(int(lock.Fd()), unix.LOCK_UN)
 		}
@@ -108,7 +106,7 @@ func (c *commands) changeAt(ctx context.Context, seqno uint64, group, command st
 	return c.changeHolding(ctx, lock, c.locksApart(), group, command, args...)
 }
 
-// locksApart has a command take its locks where no other program does: the group's own is held for it.
+// locksApart gives a command a lock directory of its own: we hold the group's lock for it.
 func (c *commands) locksApart() string {
 	return fmt.Sprintf("global { locking_dir=%q }", filepath.Join(c.runner.SystemDir, "locks"))
 }

@@ -22,7 +22,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// beforeExtending is a program that runs a shell's command before LVM's lvextend, and LVM.
 func beforeExtending(t *testing.T, command string) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "lvm")
@@ -31,8 +30,8 @@ func beforeExtending(t *testing.T, command string) string {
 	return program
 }
 
-// TestNoOtherProgramChangesAGroupBeforeACommandThatGoesByItsNumber has an administrator's command, which does
-// not wait for LVM's lock, begin between the look at the group's number and LVM's own command.
+// The administrator's command does not wait for LVM's lock, and begins between the check of the
+// sequence number and LVM's own command.
 func TestNoOtherProgramChangesAGroupBeforeACommandThatGoesByItsNumber(t *testing.T) {
 	const name = "carve-test"
 	group(t, name)
@@ -52,7 +51,6 @@ func TestNoOtherProgramChangesAGroupBeforeACommandThatGoesByItsNumber(t *testing
 	}
 }
 
-// TestAScanThatWaitsForALockIsMadeOnce has another program hold the lock of a group whose disks answer.
 func TestAScanThatWaitsForALockIsMadeOnce(t *testing.T) {
 	const name = "carve-test"
 	group(t, name)
@@ -85,7 +83,7 @@ func TestAScanThatWaitsForALockIsMadeOnce(t *testing.T) {
 	}
 }
 
-// TestACommandThatHangsKeepsTheLockThatWasTakenForIt has the disk stop answering just before the command begins.
+// The disk stops answering just before the command begins.
 func TestACommandThatHangsKeepsTheLockThatWasTakenForIt(t *testing.T) {
 	const name, disk, start = "carve-test", "carve-silent", 8192
 	sectors := must.Get(blockdev.Sectors(must.Get(blockdev.NumberOf("/dev/vdb"))(t)))(t)

@@ -60,7 +60,6 @@ func TestALockIsWaitedForUntilTheDeadline(t *testing.T) {
 	must.Succeed(t, <-locked)
 }
 
-// TestACommandKeepsTheLockThatItHolds has a command go on after its caller has let go of the lock.
 func TestACommandKeepsTheLockThatItHolds(t *testing.T) {
 	dir := t.TempDir()
 	begun, goOn, program := filepath.Join(dir, "begun"), filepath.Join(dir, "go"), filepath.Join(dir, "lvm")
@@ -77,7 +76,7 @@ func TestACommandKeepsTheLockThatItHolds(t *testing.T) {
 		ended <- err
 	}()
 	waittest.Succeeds(t, "the command begins", func() error { _, err := os.Stat(begun); return err })
-	// This closes it here. Close itself must not be called beside the command's start.
+	// This closes it here. Close must not run concurrently with the command's start.
 	must.Succeed(t, unix.Dup3(int(null.Fd()), fd, unix.O_CLOEXEC))
 	if _, err := lockGroup(dir, "carve"); !errors.Is(err, ErrBusy) {
 		t.Errorf("while the command runs, the group is locked with error %v, want ErrBusy", err)

@@ -9,15 +9,15 @@ import (
 	"github.com/carve-csi/carve/pkg/devmapper"
 )
 
-// Segment is a stretch of a volume and where it lies.
+// Segment is a stretch of a volume.
 type Segment struct {
-	// Offset and Length are within the volume, in bytes.
+	// Both are in bytes.
 	Offset, Length int64
-	// Areas are what the segment takes of the group's physical volumes. A segment
-	// that takes nothing itself, of a thin volume for example, has none.
+	// Areas are the segment's stretches of physical volumes. A segment without any of its own,
+	// such as a thin volume's, has none.
 	Areas []Area
-	// Exact is true when what is written to the segment is all that is in its
-	// areas: not where parity or a layout's own metadata lie among them.
+	// Exact means that the areas hold the segment's data and nothing else, such as parity or a
+	// layout's metadata.
 	Exact bool
 }
 
@@ -25,22 +25,18 @@ type Segment struct {
 type Area struct {
 	// Device is the physical volume's UUID.
 	Device string
-	// Start and Length are on the device, in bytes.
+	// Both are on the device, in bytes.
 	Start, Length int64
 }
 
-// resolver turns device-mapper tables into segments. table is the kernel's,
-// devices are the physical volumes.
 type resolver struct {
 	table   func(blockdev.Number) ([]devmapper.Target, error)
 	devices map[blockdev.Number]string
 }
 
-// maxNesting bounds how deep volumes lie on volumes: thin on pool data on raid
-// on its images is four.
+// Volumes lie at most four deep: thin on pool data on raid on its images.
 const maxNesting = 8
 
-// segments resolves a table.
 func (r *resolver) segments(targets []devmapper.Target, depth int) ([]Segment, error) {
 	if depth > maxNesting {
 		return nil, fmt.Errorf("device-mapper tables are nested deeper than %d", maxNesting)
@@ -73,13 +69,13 @@ func (r *resolver) segment(t devmapper.Target, depth int) (Segment, error) {
 	case t.Kind == "error", t.Kind == "zero":
 		return p, nil
 	default:
-		// Whatever devices are named, all of each is taken.
+		// All of each device counts.
 		p.Exact = false
 		return p, r.rest(&p, words, depth)
 	}
 }
 
-// areas adds the areas that pairs of a device and a start in sectors name.
+// areas takes pairs of a device and a start in sectors.
 func (r *resolver) areas(p *Segment, pairs []string, length int64, depth int) error {
 	for ; len(pairs) >= 2; pairs = pairs[2:] {
 		start, err := strconv.ParseInt(pairs[1], 10, 64)
@@ -94,7 +90,7 @@ func (r *resolver) areas(p *Segment, pairs []string, length int64, depth int) er
 			p.Areas = append(p.Areas, Area{Device: uuid, Start: start * sector, Length: length})
 			continue
 		}
-		// Another volume: all of that one counts.
+		// All of the other volume counts.
 		p.Exact = false
 		if err := r.descend(p, n, depth); err != nil {
 			return err
@@ -103,7 +99,6 @@ func (r *resolver) areas(p *Segment, pairs []string, length int64, depth int) er
 	return nil
 }
 
-// rest adds all of each device that is named.
 func (r *resolver) rest(p *Segment, words []string, depth int) error {
 	found := false
 	for _, w := range words {

@@ -13,33 +13,30 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 )
 
-// LVM changes what is in a thin pool in three steps. It commits metadata with a
-// message for the pool and the next number of its transactions; it sends the message
-// and that number to the kernel, which commits both; it commits metadata without the
-// message. What a command that was killed, or the power, left in between, LVM
-// (2.03.16) deals with at the next command, but for two things:
+// LVM changes a thin pool in three steps. It commits metadata with a message for the pool and
+// the pool's next transaction number; it sends the message and the number to the kernel, which
+// commits both; it commits metadata without the message. After a kill or a power cut in
+// between, LVM (2.03.16) recovers at the next command, with two exceptions:
 //
-//   - The kernel has the number, the metadata have the message still. Making a volume
-//     takes the message back first. Removing one adds its own to it, for which the
-//     number is not raised; and because the kernel has that number, all messages
-//     count as sent. The pool keeps what was removed, and a new volume that gets its
-//     number shows what it held, as the kernel's "exists already" is expected of a
-//     message that may be sent twice.
-//   - The kernel has made a snapshot and has not got the number. "Exists already" is
-//     not expected of snapshots: no command on the pool succeeds ever again.
+//   - The kernel has the number, and the metadata still has the message. Creating a volume
+//     takes the message back first. Removing one adds its own message without raising the
+//     number, and as the kernel has that number, LVM takes all messages for sent. The pool
+//     keeps the removed volume, and a new volume that gets its number shows its contents: LVM
+//     expects the kernel's "exists already" for a message that it may send twice.
+//   - The kernel has created a snapshot but lacks the number. LVM does not expect "exists
+//     already" for snapshots, so every further command on the pool fails.
 //
 // (detach_pool_lv, attach_pool_message, update_pool_lv, _thin_pool_node_send_messages,
 // dm_tree_node_add_thin_pool_message.)
 
-// messages finishes what a command that was killed left of messages for thin pools.
+// messages sends thin pools the messages that a killed command left unsent or unacknowledged.
 type messages struct{ disks *disks }
 
-// finish finishes what was left of messages for pools, where LVM could not, and
-// returns the pools to which LVM will not send what it adds to a message. It is about
-// the pools that are named, or that have the volumes that are.
+// finish finishes messages that LVM could not finish, for the named pools and the pools of the
+// named volumes. It returns the pools to which LVM will not send what it adds to a message.
 //
-// Only what failed leaves messages: nothing is read but after a Scan, which follows
-// that, until there are none.
+// Only failed commands leave messages, and a Scan follows those. So finish reads the metadata
+// only after a Scan, until no messages are left.
 func (m *messages) finish(group string, names ...string) (unsent []ondisk.Pool, err error) {
 	if !m.disks.view(group).messages {
 		return nil, nil
@@ -52,7 +49,7 @@ func (m *messages) finish(group string, names ...string) (unsent []ondisk.Pool, 
 		m.disks.messagesLeft(group, false)
 		return nil, nil
 	}
-	// Another command, an administrator's for example, may be sending them.
+	// Another command may be sending them.
 	unlock, err := lockGroup(LockDir, group)
 	if err != nil {
 		return nil, err
@@ -76,12 +73,13 @@ func (m *messages) finish(group string, names ...string) (unsent []ondisk.Pool, 
 	return unsent, nil
 }
 
-// finishPool reports whether the kernel has the pool's number: then LVM does not send
-// what it adds. If it has not and was sent the making of a snapshot, it is sent the rest.
+// finishPool reports whether the kernel already has the pool's transaction number: then LVM
+// does not send what it adds. If the kernel lacks only the number of a snapshot, finishPool
+// sends that.
 func (m *messages) finishPool(group string, p *ondisk.Pool) (unsent bool, err error) {
 	device, number, ok, err := m.transaction(group, p.Name)
 	if err != nil || !ok {
-		return false, err // a pool that failed is LVM's to report
+		return false, err // LVM reports a failed pool.
 	}
 	if number == p.Transaction {
 		return true, nil
@@ -100,7 +98,7 @@ func (m *messages) finishPool(group string, p *ondisk.Pool) (unsent bool, err er
 		}
 	}
 	if made == 0 || number+1 != p.Transaction {
-		return false, nil // LVM knows what to do
+		return false, nil // LVM can recover from this itself.
 	}
 	if made < len(p.Creates) || len(p.Deletes) > 0 {
 		return false, fmt.Errorf("some of %d messages were sent, which LVM sends one by one", len(p.Creates)+len(p.Deletes))
@@ -108,8 +106,8 @@ func (m *messages) finishPool(group string, p *ondisk.Pool) (unsent bool, err er
 	return true, send(device, 0, "set_transaction_id %d %d", number, p.Transaction)
 }
 
-// transaction asks the kernel for a pool's device and the number of its last transaction.
-// ok is false when the pool failed.
+// transaction returns a pool's device and the kernel's last transaction number. ok is false if
+// the pool failed.
 func (m *messages) transaction(group, pool string) (device string, number uint64, ok bool, err error) {
 	device, params, err := m.disks.poolStatus(group, pool)
 	if err != nil {
@@ -120,11 +118,11 @@ func (m *messages) transaction(group, pool string) (device string, number uint64
 	return device, number, parseErr == nil, nil
 }
 
-// sendUnsent sends the group's pools the messages that they were not sent: LVM would do so at the
-// next command that changes the pool, and until then what was removed takes its space, and what was made
-// cannot be activated. The making of a snapshot is left to LVM, which suspends its origin for it: unmade are
-// those that their pools do not have; with an error it is not known which those are. The metadata must be
-// durable. While a command is under way, which sends its messages itself, nothing is done.
+// sendUnsent sends the group's pools their unsent messages. LVM would only do so at the next
+// command that changes the pool; until then removed volumes take space, and new ones cannot be
+// activated. LVM must create snapshots, as it suspends the origin for that: unmade are those
+// that their pools lack, not all of them with an error. The metadata must be durable.
+// sendUnsent returns ErrBusy while a command holds the group, which sends its messages itself.
 func (m *messages) sendUnsent(group string) (unmade []string, err error) {
 	unlock, err := lockGroup(LockDir, group)
 	if err != nil {
@@ -146,7 +144,7 @@ func (m *messages) sendUnsent(group string) (unmade []string, err error) {
 	return unmade, errors.Join(failed...)
 }
 
-// sendPool sends one pool what it was not sent, or returns the snapshots among that which it does not have.
+// sendPool returns the unmade snapshots if the messages create any, and otherwise sends them.
 func (m *messages) sendPool(group string, p *ondisk.Pool) (unmade []string, err error) {
 	device, number, ok, err := m.transaction(group, p.Name)
 	switch {
@@ -173,10 +171,10 @@ func (m *messages) sendPool(group string, p *ondisk.Pool) (unmade []string, err 
 	return unmade, nil
 }
 
-// sendAll sends a pool, which has that number, all of its messages, of which none makes a snapshot.
+// sendAll accepts only messages that create no snapshot.
 func sendAll(device string, p *ondisk.Pool, number uint64) error {
 	for _, made := range p.Creates {
-		// LVM takes what exists already for what it made.
+		// Like LVM, accept one that exists.
 		if err := send(device, unix.EEXIST, "create_thin %d", p.Numbers[made]); err != nil {
 			return err
 		}
@@ -189,9 +187,8 @@ func sendAll(device string, p *ondisk.Pool, number uint64) error {
 	return send(device, 0, "set_transaction_id %d %d", number, p.Transaction)
 }
 
-// isMade reports whether a pool has a volume of a number.
 func isMade(device string, number int64) (bool, error) {
-	// Where the number is taken, that is the answer, and no volume is this origin.
+	// The kernel reports EEXIST if the number is taken, before ENODATA for this origin.
 	err := send(device, unix.ENODATA, "create_snap %d %d", number, int64(ondisk.NoVolume))
 	if errors.Is(err, unix.EEXIST) {
 		return true, nil
@@ -199,7 +196,6 @@ func isMade(device string, number int64) (bool, error) {
 	return false, err
 }
 
-// deleteRemoved deletes from the pools those of the volumes that LVM has removed.
 func (m *messages) deleteRemoved(group string, pools []ondisk.Pool, names []string) error {
 	if len(pools) == 0 {
 		return nil
@@ -231,7 +227,7 @@ func (m *messages) deleteRemoved(group string, pools []ondisk.Pool, names []stri
 	return nil
 }
 
-// send sends a message to a pool, of which one error is as good as none.
+// send treats the error expected as success; zero expects none.
 func send(device string, expected unix.Errno, format string, args ...any) error {
 	err := devmapper.Message(device, fmt.Sprintf(format, args...))
 	if expected != 0 && errors.Is(err, expected) {

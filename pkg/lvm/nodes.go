@@ -10,15 +10,13 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/layout"
 )
 
-// dropStaleNodes removes what an LVM command that was killed, between removing
-// a device and its nodes, left of the groups under /dev: the links
-// /dev/GROUP/VOLUME and the nodes /dev/mapper/GROUP-VOLUME of volumes that the
-// kernel has no device for. Such a node would lead to whatever device gets the
-// number next, and vgcreate refuses a name that exists under /dev. Without udev,
-// no other program removes them.
+// dropStaleNodes removes links /dev/GROUP/VOLUME and nodes /dev/mapper/GROUP-VOLUME of volumes
+// without a device. A command that is killed between removing a device and its nodes leaves
+// them, and without udev, no other program removes them. Such a node would lead to the next
+// device with its number, and vgcreate refuses a name that exists under /dev.
 //
-// Commands that run at the same time do no harm: LVM makes nodes after the
-// device, and takes it as it comes that a node is gone already.
+// It may run beside LVM commands: they create nodes after the device, and tolerate that a node
+// is gone.
 func dropStaleNodes(groups ...string) error {
 	var errs []error
 	for _, group := range groups {
@@ -27,16 +25,14 @@ func dropStaleNodes(groups ...string) error {
 	return errors.Join(errs...)
 }
 
-// links are the names of LVM's links to the volumes of a group.
 type links struct {
 	group string
 	names []string
 }
 
-// linksOf reads which links there are before an LVM command is run.
 func linksOf(group string) links {
 	l := links{group: group}
-	entries, _ := os.ReadDir(filepath.Join("/dev", group)) // None is an answer, too.
+	entries, _ := os.ReadDir(filepath.Join("/dev", group)) // A missing directory has no links.
 	for _, e := range entries {
 		if e.Type()&os.ModeSymlink != 0 {
 			l.names = append(l.names, e.Name())
@@ -45,9 +41,8 @@ func linksOf(group string) links {
 	return l
 }
 
-// restore makes the links again that a killed LVM command took away: it replaces
-// the link of a volume that it changes by removing it first. Links of volumes that
-// the kernel has no device for are left alone.
+// restore recreates links that a killed LVM command removed: to replace the link of a volume,
+// LVM removes it first. It skips volumes without a device.
 func (l links) restore() error {
 	var errs []error
 	for _, volume := range l.names {
@@ -77,7 +72,8 @@ func dropStaleLinks(group string) error {
 	left := 0
 	for _, e := range entries {
 		link, name := filepath.Join(dir, e.Name()), layout.DeviceName(group, e.Name())
-		// Only LVM's own links: a group may be called as a folder of others is.
+		// Touch only LVM's own links: a group may share its name with another program's
+		// directory.
 		if target, _ := os.Readlink(link); target != linkTarget(name) || !unmapped(name) {
 			left++
 			continue
@@ -99,7 +95,7 @@ func dropStaleMappings(group string) error {
 	prefix := layout.DeviceName(group, "")
 	for _, e := range entries {
 		volume, ours := strings.CutPrefix(e.Name(), prefix)
-		// Two hyphens are one within the name of another group.
+		// Two hyphens stand for one within another group's name.
 		if ours && !strings.HasPrefix(volume, "-") && unmapped(e.Name()) {
 			errs = append(errs, blockdev.RemoveNode(filepath.Join("/dev/mapper", e.Name())))
 		}
@@ -107,7 +103,6 @@ func dropStaleMappings(group string) error {
 	return errors.Join(errs...)
 }
 
-// unmapped reports whether the kernel says that it has no such device.
 func unmapped(name string) bool {
 	_, err := dmStatus(name)
 	return errors.Is(err, ErrNotFound)

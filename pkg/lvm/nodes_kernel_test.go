@@ -15,8 +15,6 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// TestNodesOfVolumesThatAreGoneAreDropped leaves under /dev what a killed
-// lvremove leaves there.
 func TestNodesOfVolumesThatAreGoneAreDropped(t *testing.T) {
 	const name, other = "carve-test", "carve"
 	abandon := func(dir, link, node string) {
@@ -39,7 +37,7 @@ func TestNodesOfVolumesThatAreGoneAreDropped(t *testing.T) {
 	h := host(t)
 	must.Get(h.Scan(t.Context(), []string{name}))(t)
 	must.Succeed(t, h.Create(t.Context(), lvm.CreateOptions{Group: name, Volume: "stays", Extents: 1}))
-	// What another group has stays.
+	// Another group's nodes stay.
 	abandon("/dev/"+other, "gone", "/dev/mapper/carve-gone")
 
 	abandon("/dev/"+name, "gone", "/dev/mapper/carve--test-gone")
@@ -65,8 +63,7 @@ func TestNodesOfVolumesThatAreGoneAreDropped(t *testing.T) {
 	lvmByHand(t, "pvremove", "--yes", disk)
 }
 
-// TestALinkThatAKilledCommandTookAwayIsMadeAgain kills an lvm where it replaces
-// the link of a volume that it changed.
+// LVM replaces the link of a volume that it changes by removing it first.
 func TestALinkThatAKilledCommandTookAwayIsMadeAgain(t *testing.T) {
 	const name = "carve-test"
 	group(t, name)

@@ -230,7 +230,7 @@ func TestAGroupFitsTheDisksThatAreThere(t *testing.T) {
 		{Identity{UUID: "u"}, true},
 		{Identity{UUID: "v"}, false},
 		{Identity{UUID: "u", Devices: []string{"b", "c"}}, true},
-		{Identity{UUID: "u", Devices: []string{"a", "c"}}, false}, // A device that is missing can be in any list.
+		{Identity{UUID: "u", Devices: []string{"a", "c"}}, false}, // A missing device can be in any list.
 		{Identity{UUID: "v", Devices: []string{"b"}}, false},
 	} {
 		taken, others := Identify("g", c.identity, []Group{g, {Name: "h", UUID: "u"}})

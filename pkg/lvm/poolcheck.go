@@ -17,19 +17,19 @@ import (
 )
 
 const (
-	// checkProgram is what LVM checks the metadata of thin pools with, too.
+	// checkProgram checks the metadata of thin pools, for LVM too.
 	checkProgram = "thin_check"
-	// poolHeader is as much of a pool's metadata as shows whether they are in use and need a check.
+	// poolHeader covers the fields that show whether the pool was ever used and needs a check.
 	poolHeader = 64
-	// poolNeedsCheck is in the flags, which lie behind the checksum (drivers/md/dm-thin-metadata.c,
+	// poolNeedsCheck is in the flags, behind the checksum (drivers/md/dm-thin-metadata.c,
 	// struct thin_disk_superblock).
-	poolNeedsCheck = 1
-	// uncheckedConfig has LVM activate a pool without a check of its own.
+	poolNeedsCheck  = 1
 	uncheckedConfig = `global { thin_check_executable="" }`
 )
 
-// BeginPoolCheck implements Thin. LVM calls the pool's metadata a component, which it activates by
-// itself read-only, and not while the pool is active; as long as it is active, LVM does not activate the pool.
+// BeginPoolCheck implements Thin. It activates the component with the pool's metadata, which
+// LVM does read-only, and only while the pool is inactive. LVM does not activate the pool until
+// the component is gone.
 func (t *thinPools) BeginPoolCheck(ctx context.Context, group, pool string) error {
 	c := t.volumes.commands
 	devices, err := c.disks.require(group)
@@ -39,10 +39,10 @@ func (t *thinPools) BeginPoolCheck(ctx context.Context, group, pool string) erro
 	if err := c.disks.confirm(group); err != nil {
 		return err
 	}
-	// If it cannot be removed, LVM says what is in the way.
+	// If this fails, LVM reports the obstacle.
 	_ = dropComponents(t.volumes.disks, group, []string{pool})
 	_ = provideTarget(raidTarget)
-	// A process of its own: the lvm shell goes on to activate components after that.
+	// After this command, an lvm shell would go on to activate components.
 	err = c.exec(ctx, devices, "lvchange", "--yes", "--activate", "y", group+"/"+metadataOf(pool))
 	if err != nil {
 		dropAllComponents(ctx, t.volumes.disks, group, []string{pool})
@@ -50,7 +50,6 @@ func (t *thinPools) BeginPoolCheck(ctx context.Context, group, pool string) erro
 	return err
 }
 
-// CheckPool implements Thin.
 func (t *thinPools) CheckPool(ctx context.Context, group, pool string) (enough bool, err error) {
 	defer dropAllComponents(ctx, t.volumes.disks, group, []string{pool})
 	runner := t.volumes.commands.runner
@@ -65,8 +64,8 @@ func (t *thinPools) CheckPool(ctx context.Context, group, pool string) (enough b
 
 func metadataOf(pool string) string { return pool + "_tmeta" }
 
-// checkMetadata checks the metadata of a thin pool that are on a device, as LVM does before it activates
-// the pool. It is not enough for a pool that needs a check: the flag must be taken off, too.
+// checkMetadata checks a thin pool's metadata as LVM does before it activates the pool. That is
+// not enough for a pool with the flag needs_check, which only LVM clears.
 func checkMetadata(ctx context.Context, reads *blockdev.Guard, device string) (enough bool, err error) {
 	header, err := blockdev.Do(ctx, reads, device, func(device string) ([]byte, error) {
 		f, err := os.Open(device)
@@ -94,7 +93,7 @@ func checkMetadata(ctx context.Context, reads *blockdev.Guard, device string) (e
 	case err == nil:
 		return true, nil
 	case errors.Is(err, exec.ErrNotFound):
-		return false, nil // LVM says what it does without.
+		return false, nil // LVM decides what to do without it.
 	case errors.Is(err, command.ErrHangs), ctx.Err() != nil:
 		return false, fmt.Errorf("%s: %w: %w", checkProgram, ErrTimedOut, err)
 	}

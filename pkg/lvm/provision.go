@@ -15,34 +15,29 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 )
 
-// headLength is how much of a device without a signature must be empty.
 const headLength = 4096
 
-// partitionTables are the kinds of signature that divide a device.
 var partitionTables = []string{
 	"dos", "gpt", "PMBR", "bsd", "mac", "sun", "sgi", "minix", "unixware", "ultrix", "solaris_x86", "atari", "aix",
 }
 
-// provisioning makes and grows groups.
 type provisioning struct {
 	commands *commands
 	disks    *disks
 	volumes  *volumes
 }
 
-// AttachFile implements Devices.
 func (p provisioning) AttachFile(path string, size int64) (string, error) {
 	return blockdev.AttachFile(path, size)
 }
 
-// Examine implements Devices. It holds the device exclusively meanwhile, so
-// that what is found is in no use. Signatures are found by
-// wipefs, which knows all that libblkid knows; one process per call.
+// Examine implements Devices. It holds the device exclusively, so that the contents are not in
+// use. It finds signatures by wipefs, which knows all those of libblkid; one process per call.
 func (p provisioning) Examine(ctx context.Context, device string) (Contents, error) {
 	if err := p.disks.examine(device); err != nil {
 		return Contents{}, err
 	}
-	// For reading: closing a device that was open for writing makes udev look at it.
+	// Read-only: closing a device after writing makes udev open it.
 	f, err := os.OpenFile(device, os.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
 	switch {
 	case errors.Is(err, unix.EBUSY):
@@ -59,7 +54,7 @@ func (p provisioning) Examine(ctx context.Context, device string) (Contents, err
 	case err == nil:
 		c.Label = &label
 	case label.UUID != "":
-		// A physical volume whose metadata makes no sense is one all the same.
+		// A physical volume with malformed metadata is one all the same.
 		label.Group, label.Orphan = "", false
 		c.Label = &label
 	case !errors.Is(err, ErrNotFound):
@@ -84,7 +79,7 @@ func (p provisioning) Examine(ctx context.Context, device string) (Contents, err
 	return c, nil
 }
 
-// parseWipefs reads the kinds of signatures; with none, wipefs says nothing.
+// parseWipefs accepts empty output: wipefs found nothing.
 func parseWipefs(out []byte) ([]string, error) {
 	if len(bytes.TrimSpace(out)) == 0 {
 		return nil, nil
@@ -106,8 +101,8 @@ func parseWipefs(out []byte) ([]string, error) {
 	return kinds, nil
 }
 
-// InitDevice implements Devices. Without --yes, pvcreate asks before it
-// destroys a signature, gets no answer, and fails.
+// InitDevice implements Devices. Without --yes, pvcreate asks before it destroys a signature,
+// gets no answer, and fails.
 func (p provisioning) InitDevice(ctx context.Context, o InitOptions) error {
 	args := []string{
 		"--uuid", o.UUID, "--norestorefile", "--zero", "y",
@@ -120,8 +115,8 @@ func (p provisioning) InitDevice(ctx context.Context, o InitOptions) error {
 	return p.commands.run(ctx, []string{o.Device}, "pvcreate", append(args, o.Device)...)
 }
 
-// CreateGroup implements Devices. It looks at all disks first: LVM, which sees
-// only the new ones, would make a second group of the same name.
+// CreateGroup implements Devices. It looks at all disks first: LVM, confined to the new ones,
+// would create a second group of the same name.
 func (p provisioning) CreateGroup(ctx context.Context, o GroupOptions) error {
 	if !ondisk.ValidName(o.Group) {
 		return fmt.Errorf("volume group name %q is malformed", o.Group)
@@ -142,7 +137,6 @@ func (p provisioning) CreateGroup(ctx context.Context, o GroupOptions) error {
 	return p.commands.durable(ctx, o.Devices)
 }
 
-// ExtendGroup implements Devices.
 func (p provisioning) ExtendGroup(ctx context.Context, group string, devices []string) error {
 	known, err := p.disks.require(group)
 	if err != nil {
@@ -155,8 +149,8 @@ func (p provisioning) ExtendGroup(ctx context.Context, group string, devices []s
 	return p.commands.durable(ctx, p.disks.known(group))
 }
 
-// ResizeDevice implements Devices. A process of its own is sure to ask the
-// kernel for the device's size.
+// ResizeDevice implements Devices. A separate process is sure to ask the kernel for the
+// device's size.
 func (p provisioning) ResizeDevice(ctx context.Context, group, device string) error {
 	known, err := p.disks.require(group)
 	if err != nil {

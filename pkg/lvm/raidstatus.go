@@ -6,15 +6,14 @@ import (
 	"strings"
 )
 
-// RAIDStatus is what the kernel says of a RAID volume.
+// RAIDStatus is the kernel's view of a RAID volume.
 type RAIDStatus struct {
-	// Images counts its devices; Failed are those that failed or are not there,
-	// Behind those that are not in sync yet.
+	// Images counts its devices, Failed the failed and missing ones, and Behind those not yet
+	// in sync.
 	Images, Failed, Behind int
-	// Synced of Total sectors of each image are in sync.
+	// Both are sectors of each image.
 	Synced, Total int64
-	// Action is what goes on: idle, frozen, resync, recover, check, repair,
-	// reshape.
+	// Action is idle, frozen, resync, recover, check, repair or reshape.
 	Action string
 	// Mismatches counts the sectors that a check found to differ.
 	Mismatches int64

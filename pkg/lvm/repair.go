@@ -18,16 +18,13 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 )
 
-// deviceState is how a device differs from what the metadata says.
 type deviceState struct {
 	// name is device-mapper's, volume LVM's.
 	name, volume string
-	// loaded: it has an inactive table, which was never taken into use.
+	// loaded means with an inactive table.
 	suspended, loaded bool
 }
 
-// Inconsistent implements Groups: the metadata is read from a disk, and the kernel's list
-// of block devices is compared with it.
 func (v *volumes) Inconsistent(group string) ([]string, error) {
 	sizes, unknown := sizesOf(v.disks.Placement(group))
 	found, err := listInconsistent("/sys", group, sizes, tableLoaded)
@@ -38,9 +35,9 @@ func (v *volumes) Inconsistent(group string) ([]string, error) {
 	return names, errors.Join(err, unknown)
 }
 
-// sizesOf are those of a group's volumes, hidden ones too, in bytes. Of metadata that were read, and not
-// understood, nothing is said, nor of a group that is on none of its disks. That is no error: it would not end before
-// LVM writes others.
+// sizesOf returns the sizes of a group's volumes, hidden ones included, in bytes. Metadata that
+// cannot be parsed, or is on none of the group's disks, gives no sizes and no error: the error
+// would last until LVM writes new metadata.
 func sizesOf(p ondisk.Placement, err error) (map[string]int64, error) {
 	if err != nil && !errors.Is(err, errNotUnderstood) && !errors.Is(err, errNoMetadata) {
 		return nil, err
@@ -52,7 +49,6 @@ func sizesOf(p ondisk.Placement, err error) (map[string]int64, error) {
 	return sizes, nil
 }
 
-// tableLoaded reports whether a device has an inactive table.
 func tableLoaded(name string) (bool, error) {
 	d, err := dmStatus(name)
 	if errors.Is(err, ErrNotFound) {
@@ -61,8 +57,8 @@ func tableLoaded(name string) (bool, error) {
 	return d.Loaded, err
 }
 
-// listInconsistent finds what is inconsistent among the devices that have a table in use: one
-// that has none is given the right one when it is activated. A size that is not among sizes is not compared.
+// listInconsistent ignores devices without a live table: activation gives them the right one.
+// It does not compare a size that is absent from sizes.
 func listInconsistent(sys, group string, sizes map[string]int64, loaded func(name string) (bool, error)) ([]deviceState, error) {
 	mappings, err := filepath.Glob(filepath.Join(sys, "block", "dm-*", "dm"))
 	if err != nil {
@@ -76,7 +72,7 @@ func listInconsistent(sys, group string, sizes map[string]int64, loaded func(nam
 			return nil, err
 		}
 		rest, ours := strings.CutPrefix(name, prefix)
-		// Two hyphens are one within the name of another group.
+		// Two hyphens stand for one within another group's name.
 		if !ours || strings.HasPrefix(rest, "-") {
 			continue
 		}
@@ -92,7 +88,7 @@ func listInconsistent(sys, group string, sizes map[string]int64, loaded func(nam
 		if d.loaded, err = loaded(name); err != nil {
 			return nil, err
 		}
-		// A pool's own device lies below the one that has the pool's name.
+		// A pool's own device lies below the one with the pool's name.
 		want, known := sizes[strings.TrimSuffix(d.volume, "-tpool")]
 		is, err := strconv.ParseInt(sectors, 10, 64)
 		if d.suspended || d.loaded || known && err == nil && is*sector != want {
@@ -102,7 +98,7 @@ func listInconsistent(sys, group string, sizes map[string]int64, loaded func(nam
 	return found, nil
 }
 
-// attribute reads a file of a device in sysfs; empty when the device is gone since.
+// attribute returns "" if the device has gone.
 func attribute(dir, file string) (string, error) {
 	b, err := os.ReadFile(filepath.Join(dir, file))
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV) {
@@ -113,11 +109,9 @@ func attribute(dir, file string) (string, error) {
 
 // Repair implements Groups.
 //
-// LVM loads the tables of a change before it commits the change, and takes them
-// into use afterwards. A table that is loaded stays: LVM does not load the one
-// that is in use already, and resumes the device, which takes the other one into
-// use, whether its change was ever committed or not. So the loaded tables go first;
-// then LVM makes everything what the metadata says.
+// LVM loads a change's tables, commits the change, and then makes the tables live. If a loaded
+// table stays, LVM does not reload the one that is already live, and its resume makes the
+// loaded one live even if the change was never committed. So loaded tables go first.
 func (v *volumes) Repair(ctx context.Context, group string, names []string) error {
 	suspended, err := v.clearTablesWithin(ctx, group, names)
 	if err != nil {
@@ -147,9 +141,8 @@ func (v *volumes) Repair(ctx context.Context, group string, names []string) erro
 	return v.reactivate(ctx, group, names)
 }
 
-// reactivate gives new devices to those of the volumes that are still not what the metadata
-// says: Linux 7.2 keeps the size of a RAID device that was given a shorter table. A volume
-// that is open keeps its device, and is repaired when Repair is called after it was closed.
+// reactivate gives new devices to closed volumes that a refresh did not repair: Linux 7.2 keeps
+// the size of a RAID device whose new table is shorter.
 func (v *volumes) reactivate(ctx context.Context, group string, names []string) error {
 	found, err := v.Inconsistent(group)
 	if err != nil {
@@ -175,8 +168,8 @@ func (v *volumes) reactivate(ctx context.Context, group string, names []string) 
 	return nil
 }
 
-// clearTablesWithin is clearTables with the timeout of a command: a disk that does not
-// answer holds up the caller that clears a table that writes to it.
+// clearTablesWithin is clearTables with a command's timeout: clearing a table that writes to an
+// unresponsive disk blocks.
 func (v *volumes) clearTablesWithin(ctx context.Context, group string, names []string) (suspended bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, v.commands.runner.Timeout)
 	defer cancel()
@@ -197,26 +190,24 @@ func (v *volumes) clearTablesWithin(ctx context.Context, group string, names []s
 	}
 }
 
-// clearTables clears the inactive tables of the volumes' devices, resumes the components
-// of the volumes, and reports whether any device was suspended. A command under way
-// loads tables, too: ErrBusy while there is one.
+// clearTables clears inactive tables of the volumes' devices, resumes the volumes' components,
+// and reports whether any device was suspended. It returns ErrBusy while a command holds LVM's
+// lock: the command loads tables, too.
 //
-// What lies below comes first: a table of a RAID volume writes to its components when
-// it is cleared, and reads from them when it is loaded, and a process that asks for that
-// while they are suspended waits in the kernel for ever. A component that runs does no
-// harm: nothing but the volume above writes to it.
+// It goes from the bottom up. A RAID table writes to its components when cleared and reads them
+// when loaded; while they are suspended, a process that does either waits in the kernel for
+// ever. A running component does no harm: only the volume above writes to it.
 //
-// A thin pool that is suspended holds its volumes, once for each of their tables,
-// loaded ones too, and lets them go, once for each, when it is resumed. A volume of
-// which a table is cleared in between is held for ever. So pools are resumed before
-// that; the volumes stay suspended.
+// A suspended thin pool holds its volumes, once for each of their tables, loaded ones included,
+// and releases them as often when it is resumed. Clearing a volume's table in between leaves
+// the volume held for ever. So pools are resumed first; the volumes stay suspended.
 func (v *volumes) clearTables(group string, names []string) (suspended bool, err error) {
 	unlock, err := lockGroup(LockDir, group)
 	if err != nil {
 		return false, err
 	}
 	defer unlock()
-	// Sizes do not matter here: what is suspended is resumed though the metadata cannot be read.
+	// Without sizes, it resumes suspended devices even if the metadata is unreadable.
 	found, err := listInconsistent("/sys", group, nil, tableLoaded)
 	if err != nil {
 		return false, err

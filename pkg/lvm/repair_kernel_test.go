@@ -12,7 +12,6 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// dmsetup runs the program as an administrator would.
 func dmsetup(t testing.TB, args ...string) string {
 	t.Helper()
 	cmd := exec.Command("dmsetup", args...)
@@ -24,7 +23,7 @@ func dmsetup(t testing.TB, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// load loads the table of a device again, longer by so many sectors.
+// load loads a device's table again, longer by more sectors.
 func load(t testing.TB, device string, more int64) {
 	t.Helper()
 	words := strings.Fields(dmsetup(t, "table", device))

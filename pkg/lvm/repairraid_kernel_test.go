@@ -30,7 +30,7 @@ func TestRAIDVolumesAreRepairedWhateverAKilledExtensionLeft(t *testing.T) {
 			dmsetup(t, "suspend", whole+"_rimage_1")
 			dmsetup(t, "resume", whole+"_rimage_1")
 		}, 1},
-		// Its loaded table must never come into use: it is longer than what is committed.
+		// Its loaded table, longer than the committed one, must never become live.
 		{"its images are longer, and it is suspended with a table that was not taken into use", func() {
 			for i := range 2 {
 				image := fmt.Sprintf("%s_rimage_%d", whole, i)
@@ -41,7 +41,7 @@ func TestRAIDVolumesAreRepairedWhateverAKilledExtensionLeft(t *testing.T) {
 			load(t, whole, 8192)
 			dmsetup(t, "suspend", "--noflush", whole)
 		}, 3},
-		// Dropping the table before its components are resumed never returns.
+		// Clearing the table before the components are resumed never returns.
 		{"all of it is suspended, and it has a table that was not taken into use", func() {
 			load(t, whole+"_rimage_1", 8192)
 			load(t, whole+"_rimage_0", 8192)

@@ -12,7 +12,6 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/layout"
 )
 
-// Fields asked of each of fullreport's sections. The structs below read them.
 var reportFields = []struct{ section, fields string }{
 	{"vg", "vg_name,vg_uuid,vg_seqno,vg_extent_size,vg_extent_count,vg_free_count,vg_missing_pv_count,vg_exported,vg_permissions,vg_allocation_policy,max_lv,vg_systemid,vg_lock_type"},
 	{"pv", "pv_name,pv_uuid,pv_missing,pv_allocatable,pv_pe_count,pv_pe_alloc_count,pe_start"},
@@ -21,13 +20,12 @@ var reportFields = []struct{ section, fields string }{
 	{"seg", "lv_uuid,seg_start_pe,segtype,stripes,stripe_size"},
 }
 
-// fullReport has a section for each group, which are decoded one by one: nothing that LVM reports of
-// one makes another unreadable.
+// fullReport keeps the groups undecoded, so that a malformed one does not make the others
+// unreadable.
 type fullReport struct {
 	Report []json.RawMessage `json:"report"`
 }
 
-// reportedGroup is the section of a group.
 type reportedGroup struct {
 	VG []struct {
 		Name         string `json:"vg_name"`
@@ -61,7 +59,7 @@ type reportedGroup struct {
 		Tags string `json:"lv_tags"`
 		Time string `json:"lv_time"`
 		Attr string `json:"lv_attr"`
-		// Of thin volumes, and of thin pools.
+		// Of thin volumes and pools.
 		Pool         string `json:"pool_lv"`
 		Origin       string `json:"origin"`
 		MetadataSize number `json:"lv_metadata_size"`
@@ -73,8 +71,7 @@ type reportedGroup struct {
 	Seg   []reportedSegment `json:"seg"`
 }
 
-// reportedRun is a run of extents of a device: of a volume, of a hidden volume
-// that is a component of one, or free.
+// reportedRun belongs to a volume or a component, or is free.
 type reportedRun struct {
 	PV     string `json:"pv_uuid"`
 	Start  number `json:"pvseg_start"`
@@ -83,7 +80,6 @@ type reportedRun struct {
 	Parent string `json:"lv_parent"`
 }
 
-// reportedSegment is a segment of a volume that is not hidden.
 type reportedSegment struct {
 	LV         string `json:"lv_uuid"`
 	Start      number `json:"seg_start_pe"`
@@ -92,7 +88,6 @@ type reportedSegment struct {
 	StripeSize number `json:"stripe_size"`
 }
 
-// number is an integer that LVM reports as a string; an empty one is zero.
 type number int64
 
 func (n *number) UnmarshalJSON(b []byte) error {
@@ -109,14 +104,14 @@ func (n *number) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// reportTime is lv_time's layout, in the C locale and UTC or not.
+// reportTime is the layout of lv_time in the C locale, in any time zone.
 const reportTime = "2006-01-02 15:04:05 -0700"
 
-// pins are the UUIDs that groups have, by name; an empty one is not known.
+// pins maps groups to their UUIDs; an empty one is unknown.
 type pins map[string]string
 
-// parseFullReport reads the groups of these names from the JSON of fullreport. What is reported of
-// others is not looked at, and no error.
+// parseFullReport reads the groups of these names from the JSON of fullreport. It ignores other
+// groups, even malformed ones.
 func parseFullReport(b []byte, pins pins) ([]Group, error) {
 	var r fullReport
 	if err := json.Unmarshal(withoutMessages(b), &r); err != nil {
@@ -149,7 +144,7 @@ func parseFullReport(b []byte, pins pins) ([]Group, error) {
 			MostVolumes:    int64(vg.MostVolumes), Allocation: vg.Allocation,
 		}
 		switch {
-		case vg.SystemID != "": // Our commands have none.
+		case vg.SystemID != "": // Our commands have no system ID.
 			g.Foreign = fmt.Sprintf("the system ID %q (vgchange --systemid)", vg.SystemID)
 		case vg.LockType != "" && vg.LockType != "none":
 			g.Foreign = fmt.Sprintf("the lock type %s (vgchange --lock-type)", vg.LockType)
@@ -171,8 +166,8 @@ func parseFullReport(b []byte, pins pins) ([]Group, error) {
 			}
 			v.Pool, v.Origin, v.MetadataSize = lv.Pool, lv.Origin, int64(lv.MetadataSize)
 			v.Layout, v.On, v.Mismatches = layouts[lv.UUID], places.of(lv.Name, lv.UUID), int64(lv.Mismatches)
-			// What cannot be read of one volume is unknown, and its condition; the group's other volumes
-			// are not concerned. Volumes that were made before LVM 2.02.89 have no time.
+			// Values that cannot be parsed stay unknown, so that one volume does not affect the
+			// others. Volumes from before LVM 2.02.89 have no time.
 			v.Attr, _ = ParseAttr(lv.Attr)
 			v.Created, _ = time.Parse(reportTime, lv.Time)
 			var err error
@@ -186,8 +181,8 @@ func parseFullReport(b []byte, pins pins) ([]Group, error) {
 	return groups, nil
 }
 
-// withoutMessages leaves out the lines of a report that are none of it: LVM writes some of what it says of
-// damaged disks to the standard output. Its JSON has each row in a line of its own.
+// withoutMessages drops the lines that are not JSON: LVM writes some messages about damaged
+// disks to standard output. Its JSON has a line for each row.
 func withoutMessages(b []byte) []byte {
 	var kept []byte
 	for line := range bytes.Lines(b) {
@@ -198,7 +193,6 @@ func withoutMessages(b []byte) []byte {
 	return kept
 }
 
-// freeRuns are a device's free extents, in order.
 func freeRuns(runs []reportedRun, pv string) []layout.Run {
 	var free []layout.Run
 	for _, r := range runs {
@@ -210,8 +204,7 @@ func freeRuns(runs []reportedRun, pv string) []layout.Run {
 	return free
 }
 
-// places are the devices of volumes, by UUID and, of hidden ones, by the name
-// of the volume that they are components of.
+// places lists devices by a volume's UUID, or for components by their volume's name.
 type places struct{ byUUID, byParent map[string][]string }
 
 func placesOf(runs []reportedRun) places {
@@ -234,7 +227,6 @@ func (p places) of(name, uuid string) []string {
 	return slices.Compact(on)
 }
 
-// layoutsOf are the layouts of the volumes' last segments, by UUID.
 func layoutsOf(segments []reportedSegment) map[string]layout.Layout {
 	layouts, last := map[string]layout.Layout{}, map[string]number{}
 	for _, s := range segments {
@@ -247,8 +239,7 @@ func layoutsOf(segments []reportedSegment) map[string]layout.Layout {
 	return layouts
 }
 
-// parsePercent reads LVM's percentages, "12.34", as hundredths; an empty one,
-// of what has none, is all.
+// parsePercent reads LVM's percentages, "12.34", as hundredths. An empty one means all.
 func parsePercent(s string) (int64, error) {
 	const all = 10000
 	if s == "" || s == "-1" {

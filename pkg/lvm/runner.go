@@ -14,18 +14,17 @@ import (
 )
 
 const (
-	// maxStdout bounds what a report may hold; 10,000 volumes take about 8 MiB.
+	// maxStdout bounds a report; 10,000 volumes take about 8 MiB.
 	maxStdout = 64 << 20
-	// maxStderr bounds what is kept of messages. The rest is read and dropped.
+	// maxStderr bounds the messages kept; the rest is dropped.
 	maxStderr = 32 << 10
-	// reapGrace is how long a killed command may take to be gone before its
-	// caller is let go. A process that waits for a disk that does not answer cannot be killed.
+	// reapGrace is how long to wait for a killed process to end. One that waits for an
+	// unresponsive disk cannot be killed.
 	reapGrace = 2 * time.Second
 )
 
-// Result describes one command that was run, for logs and metrics.
+// Result describes a finished command, for logs and metrics.
 type Result struct {
-	// Command is the subcommand, such as "lvcreate".
 	Command  string
 	Args     []string
 	Duration time.Duration
@@ -33,36 +32,31 @@ type Result struct {
 	Err error
 }
 
-// Runner runs the lvm program, one process per command, or one for many.
-//
-// A command that hangs in the kernel when it was killed at its deadline is left
-// behind, and command.Stuck counts it. Runner is safe for concurrent use.
+// Runner runs the lvm program. It leaves behind a command that hangs in the kernel after its
+// deadline, see command.Stuck. Runner is safe for concurrent use.
 type Runner struct {
-	// Binary is the lvm program; a name is looked up in PATH.
 	Binary string
-	// Timeout is each command's deadline, but for those that check the metadata of thin pools
-	// (thin_check), on their own or before an activation. They have PoolTimeout; zero means Timeout.
+	// Timeout is each command's deadline. Commands that check the metadata of thin pools
+	// (thin_check), alone or before an activation, have PoolTimeout; zero means Timeout.
 	Timeout, PoolTimeout time.Duration
-	// SystemDir is a directory that MakeSystemDir made, for this runner alone. NewHost requires it. Without one,
-	// each command takes some 30 ms longer.
+	// SystemDir comes from MakeSystemDir and belongs to this runner alone. NewHost requires it.
+	// Without it, each command takes about 30 ms longer.
 	SystemDir string
-	// Lasting has RunFor keep a process for each key. It needs SystemDir, and
-	// Close at the end.
+	// Lasting makes RunFor keep a process per key. It needs SystemDir, and Close at the end.
 	Lasting bool
-	// Observe, if set, is called after each command, with the context that it was
-	// given.
+	// Observe, unless nil, is called after each command with the command's context.
 	Observe func(context.Context, Result)
 
 	shells shells
 }
 
-// Run runs one subcommand and returns its standard output. On failure the
-// error is a *CommandError, and the output is what there was until then.
+// Run runs a subcommand and returns its standard output, also if it exits with an error. Errors
+// are of type *CommandError.
 func (r *Runner) Run(ctx context.Context, subcommand string, args ...string) ([]byte, error) {
 	return r.runHolding(ctx, nil, subcommand, args...)
 }
 
-// runHolding is Run of a process that has an open file until it is gone, see command.Command.Holds.
+// runHolding keeps file, which may be nil, open in the process, see command.Command.Holds.
 func (r *Runner) runHolding(ctx context.Context, file *os.File, subcommand string, args ...string) ([]byte, error) {
 	start := time.Now()
 	out, err := r.run(ctx, file, subcommand, args)
@@ -100,10 +94,8 @@ func (r *Runner) run(ctx context.Context, file *os.File, subcommand string, args
 	return nil, failed
 }
 
-// checksPool marks the context of a command that activates a thin pool.
 type checksPool struct{}
 
-// timeout is the deadline of a command.
 func (r *Runner) timeout(ctx context.Context) time.Duration {
 	if ctx.Value(checksPool{}) != nil {
 		return cmp.Or(r.PoolTimeout, r.Timeout)
@@ -111,7 +103,6 @@ func (r *Runner) timeout(ctx context.Context) time.Duration {
 	return r.Timeout
 }
 
-// withWords appends to a message what a command said, if it said something.
 func withWords(message, stderr string) string {
 	if words := lastWords(stderr); words != "" {
 		return message + ": " + words
@@ -119,12 +110,10 @@ func withWords(message, stderr string) string {
 	return message
 }
 
-// commandEnv is what a command finds in its environment.
 func commandEnv(systemDir string) []string {
 	return []string{
 		"LC_ALL=C",
 		"PATH=" + os.Getenv("PATH"),
-		// Never the host's: see MakeSystemDir.
 		"LVM_SYSTEM_DIR=" + systemDir,
 		"LVM_SUPPRESS_FD_WARNINGS=1",
 	}

@@ -18,8 +18,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestMain lets the test binary stand in for lvm: with a first argument of
-// these, it behaves as named.
+// TestMain lets the test binary stand in for lvm, as its first argument says.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 {
 		if act, ok := acts[os.Args[1]]; ok {
@@ -50,7 +49,7 @@ var acts = map[string]func(args []string){
 		os.Exit(5)
 	},
 	"act-hang": func([]string) { time.Sleep(time.Hour) },
-	// As LVM when it could not read one of the groups that it sees.
+	// Like LVM when it cannot read one of its groups.
 	"fullreport": func([]string) {
 		b, err := os.ReadFile("testdata/fullreport.json")
 		if err != nil {
@@ -59,7 +58,7 @@ var acts = map[string]func(args []string){
 		os.Stdout.Write(b)
 		os.Exit(5)
 	},
-	// A grandchild that holds the pipes open, as a helper of lvm could.
+	// A grandchild holds the pipes open, as a helper of lvm could.
 	"act-fork-and-hang": func(args []string) {
 		child := exec.Command(os.Args[0], "act-hang")
 		child.Stdout, child.Stderr = os.Stdout, os.Stderr
@@ -188,7 +187,7 @@ func TestTheWholeProcessGroupIsKilled(t *testing.T) {
 		}
 		return err
 	})
-	t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGKILL) }) // if it runs
+	t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGKILL) }) // in case it still runs
 	cancel()
 	if err := <-ended; !errors.Is(err, ErrTimedOut) || !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
@@ -198,7 +197,7 @@ func TestTheWholeProcessGroupIsKilled(t *testing.T) {
 	}
 	var status []byte
 	waittest.Until(t, "the child has ended", func() bool {
-		// An orphan that was killed may be a zombie until init reaps it.
+		// A killed orphan may be a zombie until init reaps it.
 		var err error
 		status, err = os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		return err != nil || strings.Contains(string(status), ") Z ")

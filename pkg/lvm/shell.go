@@ -18,56 +18,50 @@ import (
 )
 
 const (
-	// shellConfig has the lvm shell answer each command on descriptor 3 with one
-	// JSON document, whose last element is the command's status. What commands
-	// print goes elsewhere, so nothing can be taken for an answer.
+	// shellConfig makes the lvm shell answer each command on descriptor 3 with a JSON document
+	// that ends with the command's status. Commands print elsewhere, so their output cannot
+	// pass for an answer.
 	shellConfig = systemConfig + `log { report_command_log=1 command_log_selection="all" }
 report { output_format="json" }
 `
-	// shellCommands bounds how many commands one process runs, and with that
-	// whatever it may lose of its memory.
+	// shellCommands bounds the commands per process, and so what the process leaks.
 	shellCommands = 1000
-	// shellWords is what the lvm shell takes of words in a line, less one.
+	// shellWords is one less than the words that the lvm shell accepts per line.
 	shellWords = 62
-	// shellGrace is how long an idle shell has to end when its input does.
+	// shellGrace is how long an idle shell may take to end after its input does.
 	shellGrace = time.Second
 )
 
-// errNoShell is returned when a command cannot be given to a shell: nothing was
-// done.
+// errNoShell means that nothing was done.
 var errNoShell = errors.New("not for a shell")
 
-// shell is an lvm process that is fed commands, one at a time. Starting a
-// program, which is most of what a command costs, is so done once.
+// shell is an lvm process that runs commands one at a time: starting a program takes most of a
+// command's time.
 type shell struct {
-	in      io.WriteCloser
-	answers *json.Decoder
-	pipe    *os.File
-	bound   *boundedReader
-	stderr  *command.Words
-	process *command.Process
-	// commands counts those it was given.
+	in       io.WriteCloser
+	answers  *json.Decoder
+	pipe     *os.File
+	bound    *boundedReader
+	stderr   *command.Words
+	process  *command.Process
 	commands int
 }
 
-// shells keeps one shell for each key.
 type shells struct {
 	mu     sync.Mutex
 	byKey  map[string]*shellSlot
 	closed bool
 }
 
-// shellSlot has the shell of one key, or none. Its lock is held while a
-// command runs.
+// shellSlot has a key's shell or nil. A running command holds mu.
 type shellSlot struct {
 	mu sync.Mutex
 	sh *shell
 }
 
-// RunFor is Run for a command that changes the thing that key names, such as a
-// volume group. When Lasting is set, commands of the same key run one after the
-// other in one process, which is started again when it ended or had to be
-// killed. A command that such a process cannot be given runs in one of its own.
+// RunFor is Run for a command that changes the object named by key, such as a volume group.
+// With Lasting, one process runs a key's commands in turn; a new one follows when it ends or is
+// killed. Commands that such a process cannot run get their own.
 func (r *Runner) RunFor(ctx context.Context, key, subcommand string, args ...string) ([]byte, error) {
 	if !r.Lasting || r.SystemDir == "" {
 		return r.Run(ctx, subcommand, args...)
@@ -83,8 +77,7 @@ func (r *Runner) RunFor(ctx context.Context, key, subcommand string, args ...str
 	return nil, err
 }
 
-// Close ends the processes that wait for commands, and lets no more be
-// started; commands then run in processes of their own.
+// Close ends idle lasting processes; later commands run in processes of their own.
 func (r *Runner) Close() {
 	r.shells.mu.Lock()
 	r.shells.closed = true
@@ -92,7 +85,7 @@ func (r *Runner) Close() {
 	r.shells.byKey = nil
 	r.shells.mu.Unlock()
 	for _, slot := range slots {
-		// A command that runs now ends its shell itself.
+		// A running command ends its shell itself.
 		if slot.mu.TryLock() {
 			slot.end()
 			slot.mu.Unlock()
@@ -140,7 +133,7 @@ func (r *Runner) runInShell(ctx context.Context, key, subcommand string, args []
 	if slot.sh == nil {
 		sh, err := r.startShell()
 		if err != nil {
-			return errNoShell // a process of its own reports what is wrong
+			return errNoShell // a separate process reports the error
 		}
 		slot.sh = sh
 	}
@@ -173,9 +166,8 @@ func (r *Runner) runInShell(ctx context.Context, key, subcommand string, args []
 	return &CommandError{Command: subcommand, ExitCode: -1, Message: withWords(killed.Error(), sh.stderr.String()), Err: blockdev.TimedOut(ctx)}
 }
 
-// shellLine writes a command as the lvm shell reads it: words between blanks,
-// quoted as a whole or not at all, without escapes. ok is false for what cannot
-// be written so.
+// shellLine writes a command for the lvm shell: words between blanks, quoted as a whole or not
+// at all, without escapes. ok is false if that is impossible.
 func shellLine(subcommand string, args []string) (line string, ok bool) {
 	if len(args)+1 > shellWords {
 		return "", false
@@ -201,7 +193,6 @@ func shellLine(subcommand string, args []string) (line string, ok bool) {
 	return b.String(), true
 }
 
-// startShell starts a process.
 func (r *Runner) startShell() (*shell, error) {
 	dir := filepath.Join(r.SystemDir, "shell")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -221,7 +212,7 @@ func (r *Runner) startShell() (*shell, error) {
 	}
 	sh.answers = json.NewDecoder(sh.bound)
 	cmd := exec.Command(r.Binary)
-	// Without HOME it keeps no history of its commands in a file.
+	// Without HOME it writes no history file.
 	cmd.Env = append(commandEnv(dir), "LVM_REPORT_FD=3")
 	cmd.ExtraFiles = []*os.File{theirs}
 	cmd.Stderr = sh.stderr
@@ -244,7 +235,6 @@ func (sh *shell) isGone() bool {
 	}
 }
 
-// answer is what the shell says of a command.
 type answer struct {
 	Log []struct {
 		Type    string `json:"log_type"`
@@ -256,11 +246,11 @@ type answer struct {
 	} `json:"log"`
 }
 
-// lastWordsTimeout is how long the last messages of a process are waited for that gave
-// no answer: one that has ended has written them.
+// lastWordsTimeout bounds the wait for the last messages of a process that gave no answer. They
+// are complete once it has ended.
 const lastWordsTimeout = time.Second
 
-// ask runs a command. unusable is true when the process cannot be used any more.
+// ask runs a command. unusable means that the process must not be used again.
 func (sh *shell) ask(subcommand, line string) (unusable bool, err error) {
 	broken := func(what string, err error) error {
 		message := withWords(fmt.Sprintf("%s: %v", what, err), sh.stderr.String())
@@ -271,7 +261,6 @@ func (sh *shell) ask(subcommand, line string) (unusable bool, err error) {
 	}
 	var a answer
 	if err := sh.answers.Decode(&a); err != nil {
-		// What it said last may be on its way still, if it ended.
 		select {
 		case <-sh.process.Gone():
 		case <-time.After(lastWordsTimeout):
@@ -289,7 +278,7 @@ func (sh *shell) ask(subcommand, line string) (unusable bool, err error) {
 	if _, err := fmt.Sscanf(last.Code, "%d", &code); err != nil {
 		return true, broken("the lvm process gave a malformed status", err)
 	}
-	if code == 1 { // as a process, it would have ended with 0
+	if code == 1 { // a process would have exited with 0
 		return false, nil
 	}
 	words := sh.stderr.String()
@@ -301,7 +290,6 @@ func (sh *shell) ask(subcommand, line string) (unusable bool, err error) {
 	return false, newCommandError(subcommand, code, words)
 }
 
-// end lets an idle process go.
 func (slot *shellSlot) end() {
 	sh := slot.sh
 	if sh == nil {
@@ -317,7 +305,7 @@ func (slot *shellSlot) end() {
 	_ = sh.pipe.Close()
 }
 
-// kill kills a process with all it started, and reports whether it is gone.
+// kill also kills the children, and reports whether the process is gone.
 func (sh *shell) kill() bool {
 	gone := sh.process.Kill(reapGrace)
 	_ = sh.in.Close()
@@ -325,7 +313,6 @@ func (sh *shell) kill() bool {
 	return gone
 }
 
-// boundedReader fails when an answer is larger than can be.
 type boundedReader struct {
 	r    io.Reader
 	left int

@@ -11,7 +11,6 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// lasting is a runner that keeps its processes.
 func lasting(t testing.TB) *lvm.Runner {
 	t.Helper()
 	dir := t.TempDir()
@@ -37,7 +36,7 @@ func TestALastingLVMSeesWhatOthersDo(t *testing.T) {
 	for i := range 3 {
 		volume := fmt.Sprintf("ours%d", i)
 		must.Succeed(t, h.Create(t.Context(), lvm.CreateOptions{Group: name, Volume: volume, Extents: 2, Tags: []string{"a+b=c"}}))
-		// Between two commands of ours, an administrator changes the group.
+		// An administrator changes the group between two commands of ours.
 		lvmByHand(t, "lvcreate", "--yes", "--extents", "1", "--name", fmt.Sprintf("theirs%d", i), name)
 		if err := h.Extend(t.Context(), name, volume, 3); err != nil {
 			t.Error(err)
@@ -60,8 +59,8 @@ func TestALastingLVMSeesWhatOthersDo(t *testing.T) {
 	}
 }
 
-// BenchmarkProcess compares one lvm process for each change with one that
-// lasts, on the same group and in turns. What is to be read is the ratio.
+// BenchmarkProcess compares a process per change with a lasting one, on the same group in
+// turns. Only the ratio matters.
 func BenchmarkProcess(b *testing.B) {
 	const name, rounds = "carve-test", 10
 	lvmByHand(b, "vgcreate", "--yes", name, "/dev/vdb")

@@ -17,8 +17,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// actAsShell stands in for a lasting lvm process. Each of its commands is what
-// it does.
 func actAsShell() {
 	report := os.NewFile(3, "report")
 	type entry map[string]string
@@ -68,7 +66,6 @@ func testShell(t *testing.T, timeout time.Duration) *Runner {
 	return r
 }
 
-// pid is the process that serves the key.
 func pid(t *testing.T, r *Runner, key string) string {
 	t.Helper()
 	_, err := r.RunFor(t.Context(), key, "pid")
@@ -150,7 +147,7 @@ func TestAShellThatHangsIsKilledAtTheDeadline(t *testing.T) {
 	r := testShell(t, time.Minute)
 	before := pid(t, r, "a")
 	hung := r.shells.slot("a").sh
-	r.Timeout = 50 * time.Millisecond // whenever that is over: the command takes an hour
+	r.Timeout = 50 * time.Millisecond // The command takes an hour.
 	if _, err := r.RunFor(t.Context(), "a", "hang"); !errors.Is(err, ErrTimedOut) {
 		t.Errorf("error %v", err)
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// TestTheKernelLoadsWhatATargetNeeds takes a target that nothing else here uses.
+// No other test uses this target.
 func TestTheKernelLoadsWhatATargetNeeds(t *testing.T) {
 	loaded := func() bool {
 		modules := must.Get(os.ReadFile("/proc/modules"))(t)

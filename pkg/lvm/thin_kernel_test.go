@@ -24,7 +24,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// thinPool is a group with a pool of which each test knows all volumes.
 type thinPool struct {
 	t     *testing.T
 	group string
@@ -65,7 +64,6 @@ func (p *thinPool) remove(volume string) {
 
 func (p *thinPool) device(volume string) string { return filepath.Join("/dev", p.group, volume) }
 
-// fill writes a byte all over a volume.
 func (p *thinPool) fill(volume string, b byte) {
 	p.t.Helper()
 	f := must.Get(os.OpenFile(p.device(volume), os.O_WRONLY, 0))(p.t)
@@ -74,7 +72,6 @@ func (p *thinPool) fill(volume string, b byte) {
 	must.Succeed(p.t, f.Sync())
 }
 
-// wantFilled checks that there is one byte all over a volume.
 func (p *thinPool) wantFilled(volume string, want byte) {
 	p.t.Helper()
 	got := must.Get(os.ReadFile(p.device(volume)))(p.t)
@@ -83,15 +80,13 @@ func (p *thinPool) wantFilled(volume string, want byte) {
 	}
 }
 
-// leave has LVM's metadata say that a message for the pool is yet to be sent, as
-// they do where a command was killed, or the power went, after the kernel had
-// carried the message out and before LVM noted that.
+// leave puts a message for the pool into LVM's metadata. A kill or a power cut leaves it there
+// after the kernel carried it out and before LVM recorded that.
 func (p *thinPool) leave(message string) {
 	p.t.Helper()
 	p.leaveIn("pool", message)
 }
 
-// leaveIn is leave for a pool of the group that is named.
 func (p *thinPool) leaveIn(pool, message string) {
 	p.t.Helper()
 	file := filepath.Join(p.t.TempDir(), "metadata")
@@ -107,10 +102,10 @@ func (p *thinPool) leaveIn(pool, message string) {
 	p.scan()
 }
 
-// A discard that is passed down is what a power cut makes a pool lose chunks by.
+// With discards passed down, a power cut makes a pool lose chunks.
 func TestAPoolPassesNoDiscardDown(t *testing.T) {
 	p := newThinPool(t, "carve-discard")
-	if err := p.ExtendPool(t.Context(), p.group, "pool", 9); err != nil { // Its table is loaded again.
+	if err := p.ExtendPool(t.Context(), p.group, "pool", 9); err != nil { // This reloads its table.
 		t.Error(err)
 	}
 	table, err := exec.Command("dmsetup", "table", "carve--discard-pool").CombinedOutput()
@@ -119,8 +114,7 @@ func TestAPoolPassesNoDiscardDown(t *testing.T) {
 	}
 }
 
-// TestANewThinVolumeIsBlankWhateverIsInThePool has a volume in the pool that LVM does
-// not know, as an administrator's lvremove may leave it.
+// LVM does not know the volume in the pool, as an administrator's lvremove may leave it.
 func TestANewThinVolumeIsBlankWhateverIsInThePool(t *testing.T) {
 	p := newThinPool(t, "carve-stale")
 	p.create("cv1")
@@ -136,8 +130,7 @@ func TestANewThinVolumeIsBlankWhateverIsInThePool(t *testing.T) {
 	}
 }
 
-// unacknowledge gives the kernel's pool the number that it had before the last
-// message. It returns what takes that back.
+// unacknowledge resets the pool to the number before the last message.
 func (p *thinPool) unacknowledge() (acknowledge func()) {
 	p.t.Helper()
 	device := strings.ReplaceAll(p.group, "-", "--") + "-pool-tpool"
@@ -154,9 +147,8 @@ func (p *thinPool) snapshot(of, name string) {
 	must.Succeed(p.t, p.Snapshot(p.t.Context(), lvm.SnapshotOptions{Group: p.group, Origin: of, Volume: name}))
 }
 
-// TestPoolsGoOnWhateverAKilledCommandLeft leaves messages that the kernel has carried
-// out, and the number of which it acknowledged, or not, where that matters. It does each
-// thing next.
+// It leaves messages that the kernel carried out, with or without their number where that
+// matters, and tries each next operation.
 func TestPoolsGoOnWhateverAKilledCommandLeft(t *testing.T) {
 	for _, c := range []struct {
 		message      string
@@ -181,7 +173,7 @@ func TestPoolsGoOnWhateverAKilledCommandLeft(t *testing.T) {
 
 			left()
 			p.remove("cv2")
-			p.create("cv3") // It gets the number in the pool that cv2 had.
+			p.create("cv3") // It gets cv2's number in the pool.
 			p.wantFilled("cv3", 0)
 			p.remove("cv3")
 
@@ -209,8 +201,8 @@ func TestPoolsGoOnWhateverAKilledCommandLeft(t *testing.T) {
 	}
 }
 
-// TestAScanHasAPoolMakeWhatAKilledCommandDidNot leaves the message by which a pool makes a volume, which it was
-// not sent. LVM would send it by the next command that changes the pool, and not by an activation.
+// The pool was never sent the message that creates a volume. LVM sends it with the next command
+// that changes the pool, but not with an activation.
 func TestAScanHasAPoolMakeWhatAKilledCommandDidNot(t *testing.T) {
 	p := newThinPool(t, "carve-unsent")
 	p.create("cv1")
@@ -249,8 +241,7 @@ func TestAScanHasAPoolMakeWhatAKilledCommandDidNot(t *testing.T) {
 	p.wantFilled("cv1", 1)
 }
 
-// TestAPoolMakesWhatItWasNotAskedForWhenItIsActivated leaves what a power cut leaves between the first two steps by
-// which LVM makes a thin volume.
+// It simulates a power cut between LVM's first two steps of creating a thin volume.
 func TestAPoolMakesWhatItWasNotAskedForWhenItIsActivated(t *testing.T) {
 	for _, checked := range []bool{false, true} {
 		t.Run(fmt.Sprintf("after a check of its own: %v", checked), func(t *testing.T) {
@@ -269,7 +260,6 @@ func TestAPoolMakesWhatItWasNotAskedForWhenItIsActivated(t *testing.T) {
 	}
 }
 
-// TestAScanSendsAPoolItsMessagesBesideOneThatIsNotActive has two pools to which messages were not sent.
 func TestAScanSendsAPoolItsMessagesBesideOneThatIsNotActive(t *testing.T) {
 	p := newThinPool(t, "carve-two")
 	p.create("cv1")
@@ -289,7 +279,6 @@ func TestAScanSendsAPoolItsMessagesBesideOneThatIsNotActive(t *testing.T) {
 	p.wantFilled("cv1", 0)
 }
 
-// wantError checks that something failed with a message that has the words.
 func (p *thinPool) wantError(what string, err error, words ...string) {
 	p.t.Helper()
 	for _, word := range words {
@@ -299,7 +288,7 @@ func (p *thinPool) wantError(what string, err error, words ...string) {
 	}
 }
 
-// change does everything by which LVM would send what waits for the pool.
+// change runs every kind of command with which LVM sends waiting messages.
 func (p *thinPool) change() map[string]error {
 	return map[string]error{
 		"a creation": p.CreateThin(p.t.Context(), lvm.ThinOptions{Group: p.group, Pool: "pool", Volume: "new", Bytes: thinBytes}),
@@ -359,7 +348,7 @@ func TestNothingIsDoneToAPoolThatCarriedOutSomeOfItsMessages(t *testing.T) {
 	p.wantFilled("cv2", 0)
 }
 
-// TestLVMReportsThatAPoolFailedThatHasMessages has the disk below the metadata fail.
+// The disk below the metadata fails.
 func TestLVMReportsThatAPoolFailedThatHasMessages(t *testing.T) {
 	p := newThinPool(t, "carve-failed")
 	p.create("cv1")
@@ -372,7 +361,7 @@ func TestLVMReportsThatAPoolFailedThatHasMessages(t *testing.T) {
 		dmsetup(t, "resume", device+"_tmeta")
 	}
 	set(strings.Join(append(strings.Fields(table)[:2], "error"), " "))
-	// The kernel finds out when it is to write.
+	// The kernel notices when it writes.
 	_ = exec.Command("dmsetup", "message", device+"-tpool", "0", "create_thin 99").Run()
 	if status, err := p.PoolStatus(p.group, "pool"); err != nil || !status.Failed {
 		t.Errorf("pool %+v, error %v, want one that failed", status, err)
@@ -388,8 +377,7 @@ func TestLVMReportsThatAPoolFailedThatHasMessages(t *testing.T) {
 	p.wantFilled("cv3", 0)
 }
 
-// TestAPoolWhoseDiskDoesNotAnswerIsNotWaitedFor has the disk below the metadata stop answering while the pool
-// writes there.
+// The disk below the metadata stops answering while the pool writes there.
 func TestAPoolWhoseDiskDoesNotAnswerIsNotWaitedFor(t *testing.T) {
 	p := newThinPool(t, "carve-hanging")
 	p.create("cv1")
@@ -397,7 +385,7 @@ func TestAPoolWhoseDiskDoesNotAnswerIsNotWaitedFor(t *testing.T) {
 	dmsetup(t, "suspend", "--noflush", "--nolockfs", "--noudevsync", device+"_tmeta")
 	resume := sync.OnceFunc(func() { dmsetup(t, "resume", "--noudevsync", device+"_tmeta") })
 	t.Cleanup(resume)
-	// It writes its metadata before it acknowledges a message.
+	// The pool writes its metadata before it acknowledges a message.
 	message := exec.Command("dmsetup", "message", device+"-tpool", "0", "create_thin 99")
 	must.Succeed(t, message.Start())
 	asked := make(chan error, 1)
@@ -428,8 +416,7 @@ func TestAPoolWhoseDiskDoesNotAnswerIsNotWaitedFor(t *testing.T) {
 	dmsetup(t, "message", device+"-tpool", "0", "delete 99")
 }
 
-// TestAPoolThatIsAwayAfterARemovalIsSentItLater has an administrator take the pool's
-// devices away in the moment in which LVM has removed a volume.
+// An administrator removes the pool's devices just when LVM has removed a volume.
 func TestAPoolThatIsAwayAfterARemovalIsSentItLater(t *testing.T) {
 	p := newThinPool(t, "carve-away")
 	p.create("cv1")
@@ -452,6 +439,6 @@ exit $code
 	if found := p.scan(); found.Volume("cv2") != nil {
 		t.Error("the volume is still there")
 	}
-	p.create("cv3") // It gets the number in the pool that cv2 had.
+	p.create("cv3") // It gets cv2's number in the pool.
 	p.wantFilled("cv3", 0)
 }

@@ -6,13 +6,13 @@ import (
 	"strings"
 )
 
-// parsePoolStatus reads what the kernel's thin-pool target says of itself
+// parsePoolStatus parses the status of the kernel's thin-pool target
 // (Documentation/admin-guide/device-mapper/thin-provisioning.rst):
 //
 //	TRANSACTION USED/TOTAL USED/TOTAL HELD_ROOT MODE DISCARD FULL CHECK WATERMARK
 //
-// where the first pair counts metadata blocks and the second data blocks.
-// Kernels may leave out what comes at the end.
+// where the first pair counts metadata blocks and the second data blocks. Kernels may omit
+// fields at the end.
 func parsePoolStatus(params string) (PoolStatus, error) {
 	fields := strings.Fields(params)
 	if len(fields) == 1 && (fields[0] == "Fail" || fields[0] == "Error") {
@@ -44,7 +44,6 @@ func parsePoolStatus(params string) (PoolStatus, error) {
 	return s, nil
 }
 
-// parseFullness reads USED/TOTAL.
 func parseFullness(s string) (used, total int64, err error) {
 	a, b, ok := strings.Cut(s, "/")
 	if !ok {

@@ -34,8 +34,8 @@ func TestAPoolsStatusIsRead(t *testing.T) {
 	}
 }
 
-// TestPoolWhoseDeviceIsRenamedIsNotFound has LVM create the pool's first volume between the two reads: the
-// device of the pool's name is then one above the pool's own.
+// LVM creates the pool's first volume between the two reads: the device of the pool's name then
+// lies above the pool's own.
 func TestPoolWhoseDeviceIsRenamedIsNotFound(t *testing.T) {
 	read := func(device string) (kind, params string, err error) {
 		if strings.HasSuffix(device, "-tpool") {

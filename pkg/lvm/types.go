@@ -11,24 +11,20 @@ import (
 // Group is a volume group as its metadata describes it.
 type Group struct {
 	Name, UUID string
-	// Seqno is raised by LVM with every change of the metadata.
-	Seqno uint64
+	Seqno      uint64
 	// ExtentSize is in bytes.
 	ExtentSize int64
-	// Extents and FreeExtents count the extents of all physical volumes.
 	// FreeExtents may include extents that cannot be allocated; see Allocatable.
 	Extents, FreeExtents int64
-	// MissingDevices counts the physical volumes that cannot be found. LVM
-	// refuses to change a group while there are any.
+	// LVM refuses to change a group with MissingDevices.
 	MissingDevices int
 	Access
-	// MostVolumes is how many volumes the group may have, as an administrator set it
-	// (vgchange --logicalvolume); zero is no limit. Components of volumes do not count.
+	// MostVolumes is the administrator's limit (vgchange --logicalvolume); zero means none.
+	// Components do not count.
 	MostVolumes int64
-	// Allocation is the group's allocation policy, in vgs(8)'s words.
+	// Allocation is the policy, in vgs(8)'s words.
 	Allocation string
-	// FreeSegments counts the runs of free extents: a linear volume of all
-	// that is free consists of that many segments.
+	// FreeSegments counts the runs of free extents.
 	FreeSegments int64
 
 	Devices []PhysicalVolume
@@ -36,28 +32,30 @@ type Group struct {
 	Unmade  Unmade
 }
 
-// Access is what LVM lets this machine do with a group.
+// Access says what LVM lets this machine do with a group.
 type Access struct {
-	// Exported and ReadOnly groups cannot be changed.
+	// LVM refuses to change Exported and ReadOnly groups.
 	Exported, ReadOnly bool
-	// Foreign says what has LVM hide the group from this machine, such as the system ID of another one; else it
-	// is empty. No Scan returns such a group: see Other.
+	// Foreign says why LVM hides the group from this machine, such as another
+	// machine's system ID; empty otherwise. Scan returns no such group, see
+	// Other.
 	Foreign string
 }
 
-// Unmade are the thin snapshots that their pools do not have: the command that made them was killed
-// before, and the next one that changes the pool makes them, of what their origins hold then.
+// Unmade lists thin snapshots that are in the metadata but not in their
+// pools. The command that created them was killed; the next one that changes
+// the pool creates them, with the contents that their origins have then.
 type Unmade struct {
 	Names []string
-	// Unknown is true when it cannot be seen which they are: a pool is not active or failed, or another
-	// command has the group.
+	// Unknown means that Names may be incomplete: a pool is inactive or
+	// failed, or another command holds the group's lock.
 	Unknown bool
 }
 
-// Identity is what a group is known by.
+// Identity identifies a group beyond its name.
 type Identity struct {
-	// UUID is the group's, and Devices are those of its physical volumes, in order. Without
-	// any, as at first, any will do.
+	// UUID is the group's, and Devices are the sorted UUIDs of its physical
+	// volumes. Empty means any.
 	UUID    string
 	Devices []string
 }
@@ -67,8 +65,8 @@ func (i Identity) Equal(other Identity) bool {
 	return i.UUID == other.UUID && slices.Equal(i.Devices, other.Devices)
 }
 
-// Identity is what the group is known by from now on: the physical volumes that its metadata
-// has, those that are missing among them.
+// Identity returns the group's identity by its metadata, missing physical
+// volumes included.
 func (g *Group) Identity() Identity {
 	i := Identity{UUID: g.UUID}
 	for _, d := range g.Devices {
@@ -78,95 +76,94 @@ func (g *Group) Identity() Identity {
 	return i
 }
 
-// Fits reports whether a group may be the one of the identity: it has the UUID, and at least one of
-// the physical volumes is there. A group's metadata can list any, so that those that are
-// missing prove nothing.
+// Fits reports whether the group has the identity's UUID and at least one of
+// its physical volumes present. Missing ones prove nothing: a group's
+// metadata can list any.
 func (g *Group) Fits(i Identity) bool {
 	return g.UUID == i.UUID && (len(i.Devices) == 0 || slices.ContainsFunc(g.Devices, func(d PhysicalVolume) bool {
 		return !d.Missing && slices.Contains(i.Devices, d.UUID)
 	}))
 }
 
-// Excluded is a device that is not looked at, as what it holds is a user's.
+// Excluded is a device that Carve does not read, because its contents are a
+// user's.
 type Excluded struct {
-	// Path is the device's, and Reason says what it lies on.
+	// Reason says what the device lies on.
 	Path, Reason string
-	// Imitates names the group of which the device shows the UUID, as if it were a disk of it.
+	// Imitates names the group whose UUID the device shows, as if it were one
+	// of its disks.
 	Imitates string
 }
 
-// Other is a group of a name that is not taken for the one of the name.
+// Other is a group that has the name of a wanted group and is not used in its
+// place.
 type Other struct {
 	UUID string
-	// Paths are those of its devices that are there.
-	Paths []string
-	// Duplicates are those of its physical volumes that are on several devices.
+	// Paths are its present devices.
+	Paths      []string
 	Duplicates []Duplicate
-	// Foreign is Access.Foreign: this is the group itself, or the only one that may be.
+	// Foreign is Access.Foreign. If it is set, this is the wanted group
+	// itself, or the only candidate.
 	Foreign string
 }
 
-// Duplicate is a physical volume that is on several devices, as after one was copied block by
-// block: which of them holds the newest data cannot be known.
+// Duplicate is a physical volume on several devices, such as after a block
+// copy. Which of them has the newest data is unknown.
 type Duplicate struct {
-	// UUID is the physical volume's.
 	UUID  string
 	Paths []string
 }
 
 // PhysicalVolume is one device of a volume group.
 type PhysicalVolume struct {
-	// Path is the device node LVM found it at; of a missing one, what it
-	// was before, or a placeholder.
+	// Path is the device node where LVM found it. For a missing one it is the
+	// last known path or a placeholder.
 	Path, UUID string
-	// Missing is true when the device cannot be found.
-	Missing bool
-	// Allocatable is false when an administrator forbade new extents on it.
-	Allocatable bool
-	// Extents and AllocatedExtents count this device's.
+	Missing    bool
+	// Allocatable is false if an administrator forbade new extents (pvchange -x).
+	Allocatable               bool
 	Extents, AllocatedExtents int64
-	// Free has its free extents, in order, whether they can be allocated or not.
+	// Free lists its free extents in order, allocatable or not.
 	Free []layout.Run
-	// DAX is true when the kernel can map its contents directly into memory.
+	// DAX means that the kernel can map the contents directly into memory.
 	DAX bool
-	// DataOffset is where the first extent begins, in bytes.
+	// DataOffset is the first extent's, in bytes.
 	DataOffset int64
 }
 
-// Volume is a logical volume that LVM shows to users; the components of
-// mirrors and pools are not among them.
+// Volume is a logical volume that LVM shows to users, unlike components.
 type Volume struct {
 	Name, UUID string
-	// Size is in bytes, a whole number of extents.
-	Size int64
-	// Segments counts its segments on the devices.
+	// Size is in bytes.
+	Size     int64
 	Segments int64
 	Tags     []string
-	// Created is when LVM says it was made, to the second, or zero where it does not say.
+	// Created is to the second; zero if LVM does not report it.
 	Created time.Time
 	Attr    Attr
-	// Layout and On are those of ondisk.Volume.
+	// Layout is that of the last segment, and On lists the UUIDs of the
+	// physical volumes below.
 	Layout layout.Layout
 	On     []string
-	// Synced is how much of a RAID volume's copies or parity is true, in
-	// hundredths of a percent; 10000 for others, and where LVM does not know.
+	// Synced is the part of a RAID volume's copies or parity that is in sync, in hundredths of
+	// a percent; 10000 also for other volumes, and where LVM does not know.
 	Synced int64
-	// Mismatches counts the sectors a scrub of a RAID volume found to differ.
+	// Mismatches is the count of sectors of the last scrub of a RAID volume.
 	Mismatches int64
-	// Pool is the thin pool that a thin volume draws from; empty for others.
+	// Pool is set for thin volumes only.
 	Pool string
-	// Origin is the volume that a thin volume is a snapshot of, while that
-	// volume is there.
+	// Origin is the volume of which this one is a snapshot, while it exists.
 	Origin string
-	// Merging is the snapshot with a size of its own that is merged into the volume, where that is known.
+	// Merging names the snapshot with a size of its own that LVM is merging
+	// into this volume, if known.
 	Merging string
-	// MetadataSize is a thin pool's, in bytes; zero for others.
+	// MetadataSize is a thin pool's, in bytes.
 	MetadataSize int64
 }
 
-// Allocatable counts the extents that a new linear volume can use: the free
-// ones on devices that are present and open for allocation. It is zero when
-// the group cannot be changed at all.
+// Allocatable counts the extents that a new linear volume can use: free ones
+// on devices that are present and allocatable. It is zero when the group
+// cannot be changed.
 func (g *Group) Allocatable() int64 {
 	if g.MissingDevices > 0 || g.Exported || g.ReadOnly {
 		return 0
@@ -180,8 +177,8 @@ func (g *Group) Allocatable() int64 {
 	return n
 }
 
-// Free is what can be allocated on each device: nothing when the group cannot
-// be changed at all.
+// Free returns the allocatable extents of each device, or nil when the group
+// cannot be changed.
 func (g *Group) Free() []layout.Free {
 	if g.MissingDevices > 0 || g.Exported || g.ReadOnly {
 		return nil
@@ -195,8 +192,8 @@ func (g *Group) Free() []layout.Free {
 	return free
 }
 
-// Striped is the layout of a volume with a stripe on each device that is open for allocation, as
-// far as there may be so many stripes. A missing device counts: it may come back.
+// Striped returns the layout of a volume with a stripe on each allocatable
+// device, up to layout.MaxStripes. Missing devices count: they may come back.
 func (g *Group) Striped(stripeSize int64) layout.Layout {
 	n := 0
 	for i := range g.Devices {
@@ -217,8 +214,8 @@ func (g *Group) Volume(name string) *Volume {
 	return nil
 }
 
-// FreeIn is Free with the extents that are free by a later placement than the
-// scan that the rest of the group is from.
+// FreeIn is Free with the free extents of a placement that is newer than the
+// scan.
 func (g *Group) FreeIn(p ondisk.Placement) []layout.Free {
 	later := *g
 	later.Devices = slices.Clone(g.Devices)
@@ -228,7 +225,7 @@ func (g *Group) FreeIn(p ondisk.Placement) []layout.Free {
 	return later.Free()
 }
 
-// PathsOf are the paths of the devices with the given UUIDs.
+// PathsOf returns the paths of the devices with the given UUIDs.
 func (g *Group) PathsOf(uuids []string) []string {
 	var paths []string
 	for _, d := range g.Devices {

@@ -12,21 +12,18 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 )
 
-// What a user writes into a volume may look like a disk of a volume group, of the group that the
-// volume is in, too. LVM sees the volume itself in no case (scan_lvs=0), but all that others
-// make of it: the kubelet attaches a loop device to each raw volume, and the host's udev may make
-// an array, a cache or a mapping of what it finds there. So no command, and nothing here, looks at a
-// device if it is, or lies at any depth on,
+// A user can write anything into a volume, including a forged disk of the volume's own group.
+// LVM ignores volumes themselves (scan_lvs=0), but not devices on top of them: the kubelet
+// attaches a loop device to each raw volume, and the host's udev may assemble an array, a cache
+// or a mapping. So no command, and nothing here, reads a device that is, or lies at any depth on,
 //
 //   - a logical volume, or an encrypted device of one,
-//   - a loop device that is attached to the node of a block device. One that is attached to a
-//     regular file is the administrator's, wherever the file is.
+//   - a loop device attached to the node of a block device. One attached to a regular file is
+//     the administrator's, wherever the file is.
 //
-// A command is given the paths of devices that were looked at just before; a scan looks once more,
-// at what it found.
+// Commands get only paths that were checked just before; a scan rechecks those that it found.
 
-// examine returns an ErrUserData when the contents of the device at a path are a user's, and
-// another error when that cannot be known.
+// examine returns ErrUserData if a device's contents are a user's.
 func (d *disks) examine(path string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
 	defer cancel()
@@ -51,8 +48,8 @@ func examineLayers(path string) error {
 	return nil
 }
 
-// examined are those of the devices that are there now, and that may be looked at. ErrUserData
-// when another device has the path of one, which is an ErrNotFound, so that the caller scans.
+// examined returns the devices that are present. If one has a user's data, it returns an error
+// that is both ErrUserData and ErrNotFound, so that the caller scans.
 func (d *disks) examined(devices []string) ([]string, error) {
 	var there []string
 	for _, path := range devices {
@@ -68,7 +65,6 @@ func (d *disks) examined(devices []string) ([]string, error) {
 	return there, nil
 }
 
-// confirmLayers returns an error unless all devices of a scanned group may be looked at.
 func (d *disks) confirmLayers(g *Group) error {
 	for _, pv := range g.Devices {
 		if pv.Missing || !strings.HasPrefix(pv.Path, "/dev/") {
@@ -81,9 +77,9 @@ func (d *disks) confirmLayers(g *Group) error {
 	return nil
 }
 
-// withoutUsers leaves the devices that may be looked at, and notes the others. Of these one thing is read, for
-// the administrator, as the host's own LVM does look at them: whether they show the UUID of a group that
-// is known.
+// withoutUsers records the devices with users' data and returns the others. Of the former it
+// reads whether they show the UUID of a known group, for the administrator: the host's own LVM
+// does read them.
 func (d *disks) withoutUsers(all []blockdev.Device) []blockdev.Device {
 	var excluded []Excluded
 	all = slices.DeleteFunc(all, func(b blockdev.Device) bool {
@@ -117,7 +113,6 @@ func (d *disks) withoutUsers(all []blockdev.Device) []blockdev.Device {
 	return all
 }
 
-// usersMapping says why the contents of a mapping are a user's, or nothing.
 func usersMapping(m blockdev.Mapping) string {
 	switch {
 	case m.LogicalVolume:
@@ -128,7 +123,7 @@ func usersMapping(m blockdev.Mapping) string {
 	return ""
 }
 
-// usersData says why the contents of the first of the layers are a user's, or nothing.
+// usersData returns why the first layer's contents are a user's, or "".
 func usersData(layers []blockdev.Layer) string {
 	loop := ""
 	for _, l := range layers {

@@ -19,7 +19,6 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// attach attaches a loop device of a number to a file or to the node of a device.
 func attach(t *testing.T, loop, to string) (detach func()) {
 	t.Helper()
 	command := func(args ...string) {
@@ -40,7 +39,6 @@ func attach(t *testing.T, loop, to string) (detach func()) {
 	return detach
 }
 
-// mapOnto maps a device-mapper device onto all of a device.
 func mapOnto(t *testing.T, name, device string) (path string) {
 	t.Helper()
 	sectors := must.Get(blockdev.Sectors(must.Get(blockdev.NumberOf(device))(t)))(t)
@@ -50,7 +48,6 @@ func mapOnto(t *testing.T, name, device string) (path string) {
 	return "/dev/mapper/" + name
 }
 
-// copyTo writes the contents of a file to a device.
 func copyTo(t *testing.T, device string, contents []byte) {
 	t.Helper()
 	f := must.Get(os.OpenFile(device, os.O_WRONLY, 0))(t)
@@ -58,8 +55,7 @@ func copyTo(t *testing.T, device string, contents []byte) {
 	must.Succeed(t, errors.Join(f.Sync(), f.Close()))
 }
 
-// TestNoGroupIsLookedForOnWhatLiesOnAVolume makes a group in a file, and copies it into a volume,
-// as a user of the volume can.
+// A user of a volume can copy a group into it.
 func TestNoGroupIsLookedForOnWhatLiesOnAVolume(t *testing.T) {
 	const ours, theirs, size = "carve-ours", "carve-theirs", 64 << 20
 	group(t, ours)
@@ -80,7 +76,7 @@ func TestNoGroupIsLookedForOnWhatLiesOnAVolume(t *testing.T) {
 	must.Get(h.Metadata(theirs))(t)
 	detach()
 
-	// A volume of ours has the path, with the same group.
+	// The path now leads to a volume of ours with the same group.
 	copyTo(t, volume, must.Get(os.ReadFile(file))(t))
 	attach(t, loop, volume)
 	partitioned := "/dev/loop1"
@@ -125,8 +121,7 @@ func TestNoGroupIsLookedForOnWhatLiesOnAVolume(t *testing.T) {
 	}
 }
 
-// TestAGroupInAFileThatLiesInAVolumeIsFound has an administrator's file in a file system on a
-// logical volume.
+// The file lies in a file system on an administrator's logical volume.
 func TestAGroupInAFileThatLiesInAVolumeIsFound(t *testing.T) {
 	const ours, theirs = "carve-ours", "carve-inner"
 	group(t, ours)

@@ -9,23 +9,21 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 )
 
-// volumes changes the volumes of groups.
 type volumes struct {
 	commands *commands
 	disks    *disks
 	messages *messages
 }
 
-// Scan implements Groups with one command, or with a second one over all
-// devices when the known ones do not make every group whole; stale device
-// nodes are dropped before that. At first those are known that have the labels of the groups'
-// disks: over all devices, LVM waits for the locks of all groups of the host.
+// Scan implements Groups. One command reads the known devices; unless that finds every group
+// whole, a second one reads all devices. Initially those with the labels of pinned disks are
+// known: with all devices, LVM waits for the locks of all groups of the host.
 func (v *volumes) Scan(ctx context.Context, groups []string) ([]Group, error) {
 	known := v.disks.known(groups...)
 	if slices.ContainsFunc(groups, v.disks.isPartial) {
-		known = nil // They lack the disk that is looked for.
+		known = nil // They lack the missing disk.
 	}
-	isRead := len(known) == 0 // a moment ago, so that LVM does not wait for the disks
+	isRead := len(known) == 0 // So LVM does not wait for the disks.
 	if isRead {
 		known = v.disks.pinned(groups...)
 	}
@@ -41,23 +39,21 @@ func (v *volumes) Scan(ctx context.Context, groups []string) ([]Group, error) {
 	return v.scan(ctx, groups, nil)
 }
 
-// areTheirDisks reports whether devices answer and are by their labels all disks of the groups. A command that looked
-// at them and timed out waited for something else, such as the lock that a command keeps which hangs: one over all
-// devices would wait for that, too. Where a disk does not answer, or is elsewhere by now, it would not.
+// areTheirDisks reports whether the devices answer and are all disks of the groups by their
+// labels. If so, a scan that timed out waited for something else, such as the lock of a hanging
+// command, and a scan of all devices would wait for that, too.
 func (v *volumes) areTheirDisks(groups, devices []string) bool {
 	labelled := v.disks.pinned(groups...)
 	slices.Sort(labelled)
 	return slices.Equal(slices.Compact(labelled), devices)
 }
 
-// whole reports whether every wanted group was found with all of its devices.
 func whole(found []Group, want []string) bool {
 	return len(found) >= len(want) && !slices.ContainsFunc(found, func(g Group) bool { return g.MissingDevices > 0 })
 }
 
-// scan reads the groups from the devices, or from all devices when there are none, and
-// finishes what a command that was killed left: what is reported will be acted on, and
-// may have been written a moment ago.
+// scan also flushes the disks and sends unsent messages: callers act on the report, and a
+// killed command may have written it a moment ago. Empty devices means all.
 func (v *volumes) scan(ctx context.Context, groups, devices []string) ([]Group, error) {
 	found, err := v.commands.scan(ctx, groups, devices)
 	if err != nil {
@@ -68,8 +64,7 @@ func (v *volumes) scan(ctx context.Context, groups, devices []string) ([]Group, 
 	for i := range found {
 		g := &found[i]
 		v.nameMerging(g)
-		// A disk that cannot flush is no reason not to report what it holds: the next
-		// change finds out.
+		// Report a group even if a disk cannot flush: the next change will fail.
 		err := v.commands.durable(ctx, v.disks.known(g.Name))
 		if errors.Is(err, ErrTimedOut) {
 			return nil, err
@@ -78,7 +73,7 @@ func (v *volumes) scan(ctx context.Context, groups, devices []string) ([]Group, 
 			continue
 		}
 		if err == nil {
-			// What fails of it, the next command on the pool does.
+			// The next command on the pool does what fails here.
 			g.Unmade.Names, err = v.messages.sendUnsent(g.Name)
 		}
 		g.Unmade.Unknown = err != nil
@@ -86,8 +81,7 @@ func (v *volumes) scan(ctx context.Context, groups, devices []string) ([]Group, 
 	return found, nil
 }
 
-// nameMerging notes which snapshots are merged into volumes of a group, as far as that can be read: LVM shows
-// that there are some, and not which.
+// nameMerging records which snapshots merge into volumes: LVM only reports that some do.
 func (v *volumes) nameMerging(g *Group) {
 	if !slices.ContainsFunc(g.Volumes, func(lv Volume) bool { return lv.Attr.Type == mergingOrigin }) {
 		return
@@ -101,27 +95,23 @@ func (v *volumes) nameMerging(g *Group) {
 	}
 }
 
-// maxActivated bounds how many volumes one command activates: a lasting lvm process takes
-// some sixty words.
+// maxActivated respects the limit of a lasting lvm process, about sixty words.
 const maxActivated = 50
 
-// poolNodeFailure is the exit code of vgmknodes in groups with thin pools.
 const poolNodeFailure = 5
 
-// Activate implements Groups. Device nodes are made afresh, too: those of
-// volumes that are active already may be missing or stale, for example where
-// /dev is not the host's. What an activation that was killed left in the way is
-// removed before.
+// Activate implements Groups. It recreates device nodes even of active volumes: they may be
+// missing or stale, for example where /dev is not the host's. First it removes what a killed
+// activation left.
 func (v *volumes) Activate(ctx context.Context, group string, names []string) error {
 	return v.activate(ctx, "", group, names)
 }
 
-// activate is Activate with further configuration for LVM.
 func (v *volumes) activate(ctx context.Context, config, group string, names []string) error {
-	// If it cannot be removed, LVM says what is in the way.
+	// If this fails, LVM reports the obstacle.
 	_ = dropComponents(v.disks, group, names)
 	for _, target := range []string{thinPoolTarget, raidTarget} {
-		// If there is a volume that needs it, LVM says that it is missing.
+		// LVM reports a missing target.
 		_ = provideTarget(target)
 	}
 	var errs []error
@@ -129,26 +119,26 @@ func (v *volumes) activate(ctx context.Context, config, group string, names []st
 		errs = append(errs, v.commands.changeWith(ctx, config, group, "lvchange", append([]string{"--activate", "y"}, volumeArgs(group, some)...)...))
 	}
 	if err := errors.Join(errs...); err != nil {
-		// If the command was killed, what it left would keep an administrator from activating them.
+		// Leftovers would keep an administrator from activating them.
 		dropAllComponents(ctx, v.disks, group, names)
 		return err
 	}
 	err := v.commands.change(ctx, group, "vgmknodes", group)
 	if failed := (*CommandError)(nil); errors.As(err, &failed) && failed.Err == nil && failed.ExitCode == poolNodeFailure {
-		// It makes all nodes and says nothing, but fails for every thin pool,
-		// which has none under /dev/GROUP. A user of a node looks for it.
+		// vgmknodes creates all nodes but fails silently for thin pools, which have none under
+		// /dev/GROUP. Users of a node check it themselves.
 		return nil
 	}
 	return err
 }
 
-// ActivatePool implements Thin. An activation does not send the messages that the pool was not sent, and
-// what the pool has not made cannot be activated.
+// ActivatePool implements Thin. Activation does not send unsent messages, and LVM cannot
+// activate volumes that the pool has not created.
 func (v *volumes) ActivatePool(ctx context.Context, group, pool string, checked bool) error {
 	if err := v.activatePool(ctx, group, pool, checked); err != nil || !v.disks.view(group).messages {
 		return err
 	}
-	_, _ = v.messages.sendUnsent(group) // What fails of it, the next scan does.
+	_, _ = v.messages.sendUnsent(group) // The next scan does what fails here.
 	return nil
 }
 
@@ -160,9 +150,9 @@ func (v *volumes) activatePool(ctx context.Context, group, pool string, checked 
 	return v.Activate(context.WithValue(ctx, checksPool{}, true), group, []string{pool})
 }
 
-// Remove implements Groups. lvremove --yes removes with a volume all that depends on it; without
-// --yes it removes nothing that is active. So the command selects, and skips the others without an
-// error.
+// Remove implements Groups. With --yes, lvremove would remove dependents along with a volume;
+// without it, nothing active. So the command selects volumes without dependents and silently
+// skips the others.
 func (v *volumes) Remove(ctx context.Context, group string, names []string) error {
 	pools, err := v.messages.finish(group, names...)
 	if err != nil {
@@ -175,7 +165,6 @@ func (v *volumes) Remove(ctx context.Context, group string, names []string) erro
 	return errors.Join(err, v.messages.deleteRemoved(group, pools, names))
 }
 
-// checkRemoved is an error when a command that removed volumes skipped one of them.
 func (v *volumes) checkRemoved(group string, names []string) error {
 	left, err := committed(v.disks, group, ondisk.VolumeNames)
 	if err != nil {
@@ -189,7 +178,6 @@ func (v *volumes) checkRemoved(group string, names []string) error {
 	return nil
 }
 
-// Untag implements Thin.
 func (v *volumes) Untag(ctx context.Context, group string, names []string, tags ...string) error {
 	var args []string
 	for _, tag := range tags {
@@ -201,7 +189,6 @@ func (v *volumes) Untag(ctx context.Context, group string, names []string, tags 
 	return v.commands.change(ctx, group, "lvchange", append(args, volumeArgs(group, names)...)...)
 }
 
-// Tag implements Thin.
 func (v *volumes) Tag(ctx context.Context, group string, names []string, tag string) error {
 	if !ondisk.ValidTag(tag) {
 		return fmt.Errorf("tag %q is malformed", tag)
