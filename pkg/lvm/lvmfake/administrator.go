@@ -9,17 +9,16 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 )
 
-// MakeInconsistent makes a device, of a volume or of a component of one, what a command leaves that
-// is killed while it changes it: until it is repaired, the volume is longer than it
-// should be, and all of its I/O fails.
+// MakeInconsistent leaves a volume's or component's device as a command killed in mid-change
+// does: until repaired, the volume is too long and fails all I/O.
 func (f administrator) MakeInconsistent(groupName, device string) {
 	defer f.lock()()
 	g := f.groups[groupName]
 	g.inconsistent = append(g.inconsistent, device)
 }
 
-// Renumber takes the device of a volume away, as an administrator does by lvchange,
-// or makes it, with another number than it had. Nothing is written to the disks.
+// Renumber removes a volume's device, as lvchange does, and with active creates it again with
+// another number. It writes nothing to the disks.
 func (f administrator) Renumber(groupName, name string, active bool) {
 	defer f.lock()()
 	v := f.groups[groupName].volumes[name]
@@ -30,8 +29,7 @@ func (f administrator) Renumber(groupName, name string, active bool) {
 	}
 }
 
-// AddGroup makes a volume group of one device. Like every change, it may
-// happen while others use the fake.
+// AddGroup creates a volume group of one device.
 func (f administrator) AddGroup(name string, extentSize, extents int64) {
 	defer f.lock()()
 	g := &group{
@@ -45,14 +43,13 @@ func (f administrator) AddGroup(name string, extentSize, extents int64) {
 	f.groups[name] = g
 }
 
-// RemoveGroup makes a volume group vanish with all it holds.
 func (f administrator) RemoveGroup(name string) {
 	defer f.lock()()
 	delete(f.groups, name)
 }
 
-// PlugGroup takes all devices of a volume group that AddGroup made away, so that
-// the group is not found, or brings them back with all they hold.
+// PlugGroup removes all devices of a group from AddGroup, so that Scan does not find it, or
+// brings them back with their contents.
 func (f administrator) PlugGroup(name string, plugged bool) {
 	defer f.lock()()
 	from, to := f.groups, f.away
@@ -63,14 +60,12 @@ func (f administrator) PlugGroup(name string, plugged bool) {
 	delete(from, name)
 }
 
-// SetGroupUUID gives a volume group another UUID: it is another group of the same name.
 func (f administrator) SetGroupUUID(name, uuid string) {
 	defer f.lock()()
 	f.groups[name].uuid = uuid
 }
 
-// ReplaceDevice has a group lie on another physical volume instead of one, as an administrator does
-// with vgextend, pvmove and vgreduce.
+// ReplaceDevice replaces a physical volume of a group, like vgextend, pvmove and vgreduce.
 func (f administrator) ReplaceDevice(groupName, from, to string) {
 	defer f.lock()()
 	g := f.groups[groupName]
@@ -85,26 +80,25 @@ func (f administrator) ReplaceDevice(groupName, from, to string) {
 	}
 }
 
-// SetCopied has another device hold the same as the first one of a group; none if path is empty.
+// SetCopied puts a copy of a group's first device on another one, or none if path is empty.
 func (f administrator) SetCopied(name, path string) {
 	defer f.lock()()
 	f.groups[name].copied = path
 }
 
-// SetSeqno has a group's metadata be that of before, or of later.
+// SetSeqno makes a group's metadata older or newer.
 func (f administrator) SetSeqno(name string, seqno uint64) {
 	defer f.lock()()
 	f.groups[name].seqno = seqno
 }
 
-// SetDAX makes a group's device one that can be mapped directly into memory.
 func (f administrator) SetDAX(name string, dax bool) {
 	defer f.lock()()
 	f.groups[name].dax = dax
 }
 
-// SetExtentSize changes the extents of a group that AddGroupOf made and that has no volumes, as
-// vgchange --physicalextentsize does.
+// SetExtentSize works like vgchange --physicalextentsize, for a group from AddGroupOf without
+// volumes.
 func (f administrator) SetExtentSize(name string, bytes int64) {
 	defer f.lock()()
 	g := f.groups[name]
@@ -116,40 +110,35 @@ func (f administrator) SetExtentSize(name string, bytes int64) {
 	}
 }
 
-// SetDataOffset changes where the first extent of a group's device begins.
 func (f administrator) SetDataOffset(name string, bytes int64) {
 	defer f.lock()()
 	f.groups[name].dataOffset = bytes
 }
 
-// SetMetadataLimit changes how large a group's metadata may become; at first
-// it is what LVM makes by default.
+// SetMetadataLimit changes the initial limit, which is LVM's default.
 func (f administrator) SetMetadataLimit(name string, limit int64) {
 	defer f.lock()()
 	f.groups[name].metadataLimit = limit
 }
 
-// SetMissing makes a group's device vanish or come back.
 func (f administrator) SetMissing(name string, missing bool) {
 	defer f.lock()()
 	f.groups[name].missing = missing
 }
 
-// SetForeign has LVM hide a group for a reason, or show it again if that is empty. As every change, it raises the
-// sequence number.
+// SetForeign makes LVM hide a group for a reason, or show it again if why is empty.
 func (f administrator) SetForeign(name, why string) {
 	defer f.lock()()
 	f.groups[name].foreign = why
 	f.groups[name].seqno++
 }
 
-// Commands counts the commands run so far.
 func (f administrator) Commands(op Op) int {
 	defer f.lock()()
 	return f.ops[op]
 }
 
-// Deactivate makes all devices vanish, as a reboot does.
+// Deactivate removes all devices, like a reboot.
 func (f administrator) Deactivate() {
 	defer f.lock()()
 	for _, g := range f.groups {
@@ -159,16 +148,15 @@ func (f administrator) Deactivate() {
 	}
 }
 
-// SetMostVolumes limits how many volumes a group may have, as vgchange --logicalvolume
-// does; zero is no limit.
+// SetMostVolumes works like vgchange --logicalvolume; zero means no limit.
 func (f administrator) SetMostVolumes(name string, most int64) {
 	defer f.lock()()
 	f.groups[name].mostVolumes = most
 	f.groups[name].seqno++
 }
 
-// SetPool changes what the kernel says of a pool: tests break it with this.
-// Data counts cannot be changed; what volumes hold makes them.
+// SetPool sets the kernel's status of a pool, except for data counts, which follow from the
+// volumes.
 func (f administrator) SetPool(groupName, name string, s lvm.PoolStatus) {
 	defer f.lock()()
 	p := f.groups[groupName].volumes[name].pool
@@ -176,7 +164,6 @@ func (f administrator) SetPool(groupName, name string, s lvm.PoolStatus) {
 	p.needsCheck, p.queues = s.NeedsCheck, s.QueuesWhenFull
 }
 
-// SetPoolZeroing makes a pool zero new blocks, or not.
 func (f administrator) SetPoolZeroing(groupName, name string, zero bool) {
 	defer f.lock()()
 	g := f.groups[groupName]
@@ -184,7 +171,7 @@ func (f administrator) SetPoolZeroing(groupName, name string, zero bool) {
 	g.seqno++
 }
 
-// RemovePool removes a thin pool with all its volumes, as an administrator may.
+// RemovePool removes a thin pool with all its volumes.
 func (f administrator) RemovePool(groupName, name string) {
 	defer f.lock()()
 	g := f.groups[groupName]
@@ -199,7 +186,7 @@ func (f administrator) RemovePool(groupName, name string) {
 	g.seqno++
 }
 
-// AddGroupOf makes a volume group of several devices of so many extents each.
+// AddGroupOf creates a volume group of devices with these numbers of extents.
 func (f administrator) AddGroupOf(name string, extentSize int64, devices ...int64) {
 	f.AddGroup(name, extentSize, 0)
 	defer f.lock()()
@@ -209,7 +196,7 @@ func (f administrator) AddGroupOf(name string, extentSize int64, devices ...int6
 	}
 }
 
-// AddDevice adds a device to a group that AddGroupOf made, as an administrator does with vgextend.
+// AddDevice works like vgextend, on a group from AddGroupOf.
 func (f administrator) AddDevice(groupName string, extents int64) {
 	defer f.lock()()
 	g := f.groups[groupName]
@@ -227,8 +214,7 @@ func (g *group) add(name string, extents int64) {
 	g.grow(d)
 }
 
-// TakeDevice takes the last device, on which nothing lies, out of a group of several, as an administrator does
-// with vgreduce.
+// TakeDevice removes a group's last device, which must be unused, like vgreduce.
 func (f administrator) TakeDevice(groupName string) {
 	defer f.lock()()
 	g := f.groups[groupName]
@@ -238,15 +224,15 @@ func (f administrator) TakeDevice(groupName string) {
 	g.seqno++
 }
 
-// SetRAIDStatus changes what the kernel says of a RAID volume, but for how
-// much of it there is: tests break it with this.
+// SetRAIDStatus sets the kernel's status of a RAID volume, except for Total, which follows from
+// its size.
 func (f administrator) SetRAIDStatus(groupName, name string, s lvm.RAIDStatus) {
 	defer f.lock()()
 	f.groups[groupName].volumes[name].shape.status = s
 }
 
-// Move moves a linear volume to other extents with what it holds, as an administrator does
-// with pvmove(8). It fails where too few extents are free.
+// Move moves a linear volume and its contents to other extents, like pvmove(8). It fails if too
+// few are free.
 func (f administrator) Move(groupName, name string) error {
 	defer f.lock()()
 	g, err := f.writable("pvmove", groupName)

@@ -7,7 +7,6 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm"
 )
 
-// Rename implements lvm.Adoption.
 func (f volumes) Rename(ctx context.Context, groupName, name, to string) error {
 	return f.command(ctx, OpRename, groupName, "lvrename", func(g *group) error {
 		v := g.volumes[name]
@@ -24,7 +23,6 @@ func (f volumes) Rename(ctx context.Context, groupName, name, to string) error {
 	})
 }
 
-// Retag implements lvm.Adoption.
 func (f volumes) Retag(ctx context.Context, groupName, name string, remove, add []string) error {
 	return f.command(ctx, OpRetag, groupName, "lvchange", func(g *group) error {
 		v := g.volumes[name]

@@ -8,19 +8,18 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm"
 )
 
-// noise is the pattern of blocks that were written through a cipher, as the
-// volume below shows them, and of those that were not, as the cipher shows them.
+// noise is the pattern of blocks written through a cipher as the volume below shows them, and
+// of other blocks as the cipher shows them.
 const noise = 0xc1
 
-// cipher is the encrypted device of a volume. What was written through it is
-// known to it alone: that goes with it.
+// cipher is an encrypted device. Its contents end with it.
 type cipher struct {
 	minor    uint32
 	bytes    int64
 	discards bool
 	mounts   int
 	handle   *handle
-	// plain has what was written, and written something in the blocks that were.
+	// written is nonzero for written blocks.
 	plain, written store
 }
 
@@ -31,7 +30,7 @@ func (c *cipher) opens() int {
 	return c.mounts
 }
 
-// encrypted finds a volume that has an encrypted device. The caller holds the machine's lock.
+// encrypted returns a volume that has an encrypted device. The caller holds the machine's lock.
 func (f *machine) encrypted(name string) (string, *group, *volume, error) {
 	for groupName, g := range f.groups {
 		if v := g.volumes[name]; v != nil && v.cipher != nil {
@@ -41,7 +40,6 @@ func (f *machine) encrypted(name string) (string, *group, *volume, error) {
 	return "", nil, nil, fmt.Errorf("encrypted device of %s: %w", name, lvm.ErrNotFound)
 }
 
-// Encrypt implements lvm.Crypt.
 func (f encryption) Encrypt(groupName, name string, o lvm.CryptOptions) (fresh bool, err error) {
 	defer f.lock()()
 	g, v, err := f.active(groupName, name)
@@ -58,7 +56,6 @@ func (f encryption) Encrypt(groupName, name string, o lvm.CryptOptions) (fresh b
 	return true, nil
 }
 
-// GrowCrypt implements lvm.Crypt.
 func (f encryption) GrowCrypt(groupName, name string) error {
 	defer f.lock()()
 	g, v, err := f.active(groupName, name)
@@ -72,7 +69,6 @@ func (f encryption) GrowCrypt(groupName, name string) error {
 	return nil
 }
 
-// ForgetKey implements lvm.Crypt.
 func (f encryption) ForgetKey(name string) error {
 	defer f.lock()()
 	_, _, v, err := f.encrypted(name)
@@ -86,7 +82,6 @@ func (f encryption) ForgetKey(name string) error {
 	return nil
 }
 
-// CryptDevice implements lvm.Crypt.
 func (f encryption) CryptDevice(name string) (lvm.Device, error) {
 	defer f.lock()()
 	_, _, v, err := f.encrypted(name)
@@ -96,7 +91,6 @@ func (f encryption) CryptDevice(name string) (lvm.Device, error) {
 	return lvm.Device{Path: "/dev/mapper/carve.crypt." + name, Major: major, Minor: v.cipher.minor, OpenCount: v.cipher.opens()}, nil
 }
 
-// OpenCrypt implements lvm.Crypt.
 func (f encryption) OpenCrypt(name string) (blockdev.Handle, error) {
 	defer f.lock()()
 	groupName, g, v, err := f.encrypted(name)
@@ -112,7 +106,6 @@ func (f encryption) OpenCrypt(name string) (blockdev.Handle, error) {
 	return v.cipher.handle, nil
 }
 
-// Encrypted implements lvm.Crypt.
 func (f encryption) Encrypted() ([]string, error) {
 	defer f.lock()()
 	var names []string
@@ -127,7 +120,6 @@ func (f encryption) Encrypted() ([]string, error) {
 	return names, nil
 }
 
-// write puts a pattern, or zeroes, into n blocks of an encrypted device.
 func (c *cipher) write(g *group, v *volume, first, n int64, pattern byte) error {
 	if err := g.write(v, first, n, noise); err != nil {
 		return err
@@ -142,7 +134,6 @@ func (c *cipher) write(g *group, v *volume, first, n int64, pattern byte) error 
 	return nil
 }
 
-// read returns the pattern in a block of an encrypted device.
 func (c *cipher) read(block int64) byte {
 	if c.written.get(block) != 0 {
 		return c.plain.get(block)

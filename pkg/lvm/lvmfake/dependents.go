@@ -6,8 +6,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm"
 )
 
-// MakeSnapshot makes a snapshot with a size of its own, as an administrator does with lvcreate
-// --snapshot --size.
+// MakeSnapshot creates a snapshot with a size of its own, like lvcreate --snapshot --size.
 func (f administrator) MakeSnapshot(groupName, origin, name string) error {
 	defer f.lock()()
 	g, err := f.writable("lvcreate", groupName)
@@ -33,15 +32,14 @@ func (f administrator) MakeSnapshot(groupName, origin, name string) error {
 	return nil
 }
 
-// IsWhole reports whether there is a snapshot that MakeSnapshot made, and nothing was written to its
-// origin since: the fake has none that holds what is overwritten.
+// IsWhole reports whether a snapshot from MakeSnapshot exists and its origin was not written to
+// since: the fake does not preserve overwritten contents.
 func (f administrator) IsWhole(groupName, name string) bool {
 	defer f.lock()()
 	v := f.groups[groupName].volumes[name]
 	return v != nil && !v.overwritten
 }
 
-// HasDependents implements lvm.Groups.
 func (f inspection) HasDependents(groupName, name string) (bool, error) {
 	defer f.lock()()
 	_, v, err := f.active(groupName, name)
@@ -51,21 +49,18 @@ func (f inspection) HasDependents(groupName, name string) (bool, error) {
 	return len(v.snapshots) > 0, nil
 }
 
-// overwrite notes for its snapshots that a volume is written to.
 func (v *volume) overwrite() {
 	for _, s := range v.snapshots {
 		s.overwritten = true
 	}
 }
 
-// detach takes a snapshot from its origin.
 func (v *volume) detach() {
 	if v.origin != nil {
 		v.origin.snapshots = slices.DeleteFunc(v.origin.snapshots, func(s *volume) bool { return s == v })
 	}
 }
 
-// reportSnapshots completes the report of what has to do with snapshots.
 func (g *group) reportSnapshots(v *volume, lv *lvm.Volume) {
 	if len(v.snapshots) > 0 {
 		lv.Attr.Type = 'o'

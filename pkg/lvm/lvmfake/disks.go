@@ -11,7 +11,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 )
 
-// The commands that make and grow groups.
+// The commands that create and grow groups.
 const (
 	OpInitDevice   Op = "pvcreate"
 	OpCreateGroup  Op = "vgcreate"
@@ -19,22 +19,21 @@ const (
 	OpResizeDevice Op = "pvresize"
 )
 
-// disk is a block device of the fake machine.
 type disk struct {
 	blockdev.Device
 	contents lvm.Contents
 	claimed  bool
-	// imitates is the group of which the disk shows the UUID, where what it holds is a user's.
+	// imitates names the group whose UUID a disk with a user's contents shows.
 	imitates string
-	// unplugged disks keep what they hold, unseen.
+	// unplugged disks keep their contents.
 	unplugged bool
-	// dataOffset is where extents begin once it is a physical volume.
+	// dataOffset is in bytes.
 	dataOffset int64
-	// members are the numbers of its extents in its group, in order.
+	// members are the group's extents on this disk, in order.
 	members []int64
 }
 
-// AddDisk adds a block device, which holds what the signatures say.
+// AddDisk adds a block device with the given signatures.
 func (f hands) AddDisk(d blockdev.Device, signatures ...string) {
 	defer f.lock()()
 	d.Path = "/dev/" + d.Name
@@ -43,13 +42,13 @@ func (f hands) AddDisk(d blockdev.Device, signatures ...string) {
 	}})
 }
 
-// ChangeDisk lets change alter what the kernel says of a device.
 func (f hands) ChangeDisk(name string, change func(*blockdev.Device)) {
 	defer f.lock()()
 	change(&f.disk("/dev/" + name).Device)
 }
 
-// SwapDisks has two devices change their names, as a reboot may, and their places in the list of devices.
+// SwapDisks swaps the names of two devices, as a reboot may, and their positions in
+// BlockDevices.
 func (f hands) SwapDisks(name, other string) {
 	defer f.lock()()
 	i, j := slices.Index(f.disks, f.disk("/dev/"+name)), slices.Index(f.disks, f.disk("/dev/"+other))
@@ -59,33 +58,30 @@ func (f hands) SwapDisks(name, other string) {
 	a.Path, b.Path = b.Path, a.Path
 }
 
-// MarkDisk puts a signature on a device that is in no group.
 func (f hands) MarkDisk(name, signature string) {
 	defer f.lock()()
 	f.disk("/dev/" + name).contents = lvm.Contents{Signatures: []string{signature}, Partitioned: signature == "gpt"}
 }
 
-// ImitateGroup has a device, of which the contents are a user's, show the UUID of a group; none if group is
-// empty.
+// ImitateGroup makes a device with a user's contents show the UUID of a group, or of none if
+// group is empty.
 func (f hands) ImitateGroup(name, group string) {
 	defer f.lock()()
 	f.disk("/dev/" + name).imitates = group
 }
 
-// WipeDisk removes everything from a device that is in no group.
 func (f hands) WipeDisk(name string) {
 	defer f.lock()()
 	f.disk("/dev/" + name).contents = lvm.Contents{}
 }
 
-// ClaimDisk has a device in exclusive use, or not any more.
 func (f hands) ClaimDisk(name string, claimed bool) {
 	defer f.lock()()
 	f.disk("/dev/" + name).claimed = claimed
 }
 
-// PlugDisk takes a device away, or brings it back with all it holds. A group
-// of which no device is left is not found.
+// PlugDisk removes a device, or brings it back with its contents. Scan does not find a group
+// without devices.
 func (f hands) PlugDisk(name string, plugged bool) {
 	defer f.lock()()
 	d := f.disk("/dev/" + name)
@@ -117,7 +113,7 @@ func (f hands) PlugDisk(name string, plugged bool) {
 	}
 }
 
-// disk finds a device by its path, or nil. The caller holds the machine's lock.
+// The caller holds the machine's lock.
 func (f *machine) disk(path string) *disk {
 	for _, d := range f.disks {
 		if d.Path == path {
@@ -127,7 +123,7 @@ func (f *machine) disk(path string) *disk {
 	return nil
 }
 
-// plugged finds a device that can be seen. The caller holds the machine's lock.
+// The caller holds the machine's lock.
 func (f *machine) plugged(path string) (*disk, error) {
 	if d := f.disk(path); d != nil && !d.unplugged {
 		return d, nil
@@ -135,7 +131,6 @@ func (f *machine) plugged(path string) (*disk, error) {
 	return nil, fmt.Errorf("%s: %w", path, lvm.ErrNotFound)
 }
 
-// Examine implements lvm.Devices.
 func (f provisioning) Examine(_ context.Context, device string) (lvm.Contents, error) {
 	defer f.lock()()
 	d, err := f.plugged(device)
@@ -155,7 +150,6 @@ func (f provisioning) Examine(_ context.Context, device string) (lvm.Contents, e
 	return c, nil
 }
 
-// InitDevice implements lvm.Devices.
 func (f provisioning) InitDevice(ctx context.Context, o lvm.InitOptions) error {
 	if err := f.begin(ctx, OpInitDevice, ""); err != nil {
 		return err
@@ -187,7 +181,6 @@ func (f provisioning) initDevice(o lvm.InitOptions) error {
 	return nil
 }
 
-// CreateGroup implements lvm.Devices.
 func (f provisioning) CreateGroup(ctx context.Context, o lvm.GroupOptions) error {
 	if err := f.begin(ctx, OpCreateGroup, o.Group); err != nil {
 		return err
@@ -215,7 +208,6 @@ func (f provisioning) createGroup(o lvm.GroupOptions) error {
 	return nil
 }
 
-// ExtendGroup implements lvm.Devices.
 func (f provisioning) ExtendGroup(ctx context.Context, groupName string, devices []string) error {
 	return f.command(ctx, OpExtendGroup, groupName, "vgextend", func(g *group) error {
 		if err := f.join(g, "vgextend", groupName, devices); err != nil {
@@ -226,7 +218,7 @@ func (f provisioning) ExtendGroup(ctx context.Context, groupName string, devices
 	})
 }
 
-// join adds devices to a group, all or none. The caller holds the machine's lock.
+// join is all or nothing. The caller holds the machine's lock.
 func (f provisioning) join(g *group, command, groupName string, devices []string) error {
 	var joining []*disk
 	for _, path := range devices {
@@ -248,7 +240,6 @@ func (f provisioning) join(g *group, command, groupName string, devices []string
 	return nil
 }
 
-// grow gives a group the extents of a device that it has not yet.
 func (g *group) grow(d *disk) {
 	d.contents.Label.KnownSize = d.Size
 	more := (d.Size-d.dataOffset)/g.extentSize - int64(len(d.members))
@@ -259,7 +250,6 @@ func (g *group) grow(d *disk) {
 	}
 }
 
-// ResizeDevice implements lvm.Devices.
 func (f provisioning) ResizeDevice(ctx context.Context, groupName, device string) error {
 	return f.command(ctx, OpResizeDevice, groupName, "pvresize", func(g *group) error {
 		d, err := f.plugged(device)
@@ -272,7 +262,7 @@ func (f provisioning) ResizeDevice(ctx context.Context, groupName, device string
 	})
 }
 
-// AttachFile implements lvm.Devices: the file is a disk named after it.
+// AttachFile names the new disk after the file.
 func (f provisioning) AttachFile(path string, size int64) (string, error) {
 	defer f.lock()()
 	name := "loop-" + strings.ReplaceAll(strings.TrimPrefix(path, "/"), "/", "-")
@@ -285,7 +275,6 @@ func (f provisioning) AttachFile(path string, size int64) (string, error) {
 	return d.Path, nil
 }
 
-// reportDisks lists the devices of a group that was made of disks.
 func (g *group) reportDisks(r *lvm.Group) {
 	r.MissingDevices = 0
 	for _, d := range g.disks {

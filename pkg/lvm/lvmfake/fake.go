@@ -1,13 +1,12 @@
-// Package lvmfake is an LVM in memory: volume groups, volumes, devices and the
-// bytes on them, behind the same interface as the real one.
+// Package lvmfake is an in-memory LVM: volume groups, volumes, devices and their contents,
+// behind the interface of package lvm.
 //
-// It owns nothing outside the process and is exact where callers depend on
-// exactness: extents, sequence numbers, errors, and what a new volume shows
-// of what was written to its extents before. It never runs anything. The
-// suite in package lvmtest holds it to what the real LVM does.
+// It is exact where callers depend on exactness: extents, sequence numbers, errors, and what a
+// new volume shows of its extents' former contents. The suite in package lvmtest holds it to
+// the real LVM's behaviour.
 //
-// It survives a "crash" of its user: volumes stay, devices stay active until
-// Deactivate, open handles must be dropped with CloseAll.
+// It survives a "crash" of its user: volumes stay, devices stay active until Deactivate, and
+// CloseAll drops open handles.
 package lvmfake
 
 import (
@@ -25,11 +24,10 @@ import (
 // Op names a method of lvm.Groups that runs a command.
 type Op string
 
-// The commands.
+// The commands on volumes.
 const (
-	OpScan     Op = "scan"
-	OpActivate Op = "activate"
-	// OpActivatePool is that of Groups.ActivatePool.
+	OpScan         Op = "scan"
+	OpActivate     Op = "activate"
 	OpActivatePool Op = "activate pool"
 	OpCreate       Op = "create"
 	OpExtend       Op = "extend"
@@ -37,15 +35,14 @@ const (
 	OpRepair       Op = "repair"
 )
 
-// major is the device major number of all fake devices.
 const major = 253
 
-// blockSize is the granularity in which the fake remembers what was written.
+// blockSize is the granularity of the contents.
 const blockSize = 4096
 
-// Groups is the fake. Its methods are safe for concurrent use. Each of the types that it is made of has
-// one job: the same as in lvm.Host, and three for tests. An administrator changes groups,
-// hands plug and mark disks, and tenants use volumes.
+// Groups is the fake. Its methods are safe for concurrent use. It embeds the types of lvm.Host
+// and three for tests: an administrator changes groups, hands plug and mark disks, and tenants
+// use volumes.
 type Groups struct {
 	*machine
 	metadata
@@ -64,7 +61,6 @@ var (
 	_ lvm.Devices = (*Groups)(nil)
 )
 
-// The types that the fake is made of, over one machine.
 type (
 	metadata      struct{ *machine }
 	volumes       struct{ *machine }
@@ -77,40 +73,35 @@ type (
 	tenants       struct{ *machine }
 )
 
-// machine is the state that they share. It owns the one lock.
 type machine struct {
 	mu     sync.Mutex
 	groups map[string]*group
 	ops    map[Op]int
 	minor  uint32
 	disks  []*disk
-	// away has the groups of which no disk is plugged in.
-	away map[string]*group
-	// pins are what groups must be.
-	pins map[string]lvm.Identity
-	// accepts limits which devices are seen, or is nil.
+	// away has the groups with no disk plugged in.
+	away    map[string]*group
+	pins    map[string]lvm.Identity
 	accepts func(*blockdev.Device) bool
 
-	// Before, if set, runs before a command takes effect; an error from it is
-	// the command's, which then has no effect. It must be set before use.
+	// Before, unless nil, runs before a command takes effect; its error fails the command
+	// without effect. Set it before use.
 	Before func(ctx context.Context, op Op, group string) error
-	// After, if set, runs after a command took effect; an error from it is
-	// the command's, whose effect stays.
-	After func(op Op, group string) error
-	// BeforeZero, if set, runs before a range is zeroed.
+	// After, unless nil, runs after a command took effect; its error fails the command, whose
+	// effect stays.
+	After      func(op Op, group string) error
 	BeforeZero func(group, volume string, off, length int64) error
-	// DiscardZeroes says that zeroes are read where devices discarded;
-	// what was there is, otherwise. It must be set before use.
+	// DiscardZeroes makes discarded ranges read as zeroes; otherwise they keep their contents.
+	// Set it before use.
 	DiscardZeroes bool
-	// OldKernel says that the kernel has no sequence numbers of devices, see
-	// blockdev.WriteMark. It must be set before use.
+	// OldKernel removes the sequence numbers of devices, see blockdev.WriteMark. Set it before
+	// use.
 	OldKernel bool
-	// NotCounted says that the kernel does not count what is written to volumes, and
-	// NeverCounted that it cannot be made to.
+	// NotCounted means that the kernel does not count writes to volumes, NeverCounted that it
+	// cannot be made to.
 	NotCounted, NeverCounted atomic.Bool
 }
 
-// lock takes the machine's lock and returns what releases it.
 func (f *machine) lock() (unlock func()) {
 	f.mu.Lock()
 	return f.mu.Unlock
@@ -118,31 +109,27 @@ func (f *machine) lock() (unlock func()) {
 
 type group struct {
 	uuid string
-	// device is the UUID of the physical volume, of a group that AddGroup made.
+	// device is the UUID of the physical volume of a group from AddGroup.
 	device     string
 	seqno      uint64
 	extentSize int64
 	extents    int64
 	missing    bool
-	// foreign is lvm.Access.Foreign.
-	foreign string
+	foreign    string
 	// copied is another device with the group's physical volume, or empty.
 	copied     string
 	dax        bool
 	dataOffset int64
 	free       []bool // by physical extent
-	// mostVolumes is how many volumes there may be, or zero.
-	mostVolumes int64
-	// metadataLimit is the most bytes that the metadata may take.
+	// mostVolumes is zero for no limit.
+	mostVolumes   int64
 	metadataLimit int64
 	volumes       map[string]*volume
-	// dirty has what was written to the blocks; noise has something in those that were last written
+	// dirty has the last pattern of each block; noise is nonzero for blocks last written
 	// through a cipher.
 	dirty, noise store
-	// inconsistent are devices that a command left in the middle of a change.
 	inconsistent []string
-	// disks are the devices of a group that was made of some, in the order of
-	// their extents.
+	// disks are in the order of their extents; nil for a group from AddGroup.
 	disks []*disk
 }
 
@@ -152,20 +139,18 @@ type volume struct {
 	created time.Time
 	extents []int64
 	minor   uint32 // zero while not active
-	// written counts what was written to it.
 	written uint64
 	mounts  int
 	handle  *handle
-	// cipher is the volume's encrypted device, if it has one.
-	cipher *cipher
-	// pool is set for a thin pool, whose data the extents are; thin for a thin
-	// volume, which has no extents.
+	cipher  *cipher
+	// pool is set for a thin pool, whose data extents are in extents; thin for a thin volume,
+	// which has no extents.
 	pool *pool
 	thin *thin
-	// shape is set for a volume that is not linear.
+	// shape is nil for a linear volume.
 	shape *shape
-	// snapshots are those with a size of their own. Of one, origin is what it is of, and
-	// overwritten is set when that was written to since.
+	// snapshots are those with a size of their own. Such a snapshot has an origin, and
+	// overwritten is set when that is written to.
 	snapshots   []*volume
 	origin      *volume
 	overwritten bool
@@ -180,17 +165,15 @@ func New() *Groups {
 	}
 }
 
-// takes reports whether a group of the name is seen, and the one that is pinned.
 func (f *machine) takes(name string, g *group) bool {
 	report := g.report(name)
 	if g.disks == nil {
-		// That a disk is missing, see SetMissing, is said of a group of which another is there.
+		// SetMissing loses one disk of several, so the group is still present.
 		report.Devices[0].Missing = false
 	}
 	return g.copied == "" && g.foreign == "" && (f.pins[name].UUID == "" || report.Fits(f.pins[name])) && f.sees(name, g)
 }
 
-// sees reports whether a device of the group is accepted.
 func (f *machine) sees(name string, g *group) bool {
 	if g.disks == nil {
 		return f.accepted(&blockdev.Device{Name: "fake-" + name, Path: "/dev/fake-" + name})
@@ -200,7 +183,7 @@ func (f *machine) sees(name string, g *group) bool {
 
 func (f *machine) accepted(d *blockdev.Device) bool { return f.accepts == nil || f.accepts(d) }
 
-// text is about as many bytes as LVM's metadata would have.
+// text approximates the size of LVM's metadata.
 func (g *group) text() int64 {
 	n := int64(1300)
 	for _, v := range g.volumes {
@@ -212,7 +195,7 @@ func (g *group) text() int64 {
 	return n
 }
 
-// segments counts the runs of consecutive extents.
+// segments counts runs of consecutive extents.
 func segments(extents []int64) int64 {
 	var n int64
 	for i, e := range extents {
@@ -223,7 +206,6 @@ func segments(extents []int64) int64 {
 	return n
 }
 
-// activate gives a volume a device unless it has one, or is to be skipped.
 func (f *machine) activate(v *volume) {
 	if v.minor == 0 && !v.skipped() {
 		f.minor++
@@ -231,18 +213,16 @@ func (f *machine) activate(v *volume) {
 	}
 }
 
-// isFull reports whether the group may not have one more volume.
 func (g *group) isFull() bool {
 	return g.mostVolumes > 0 && int64(len(g.volumes)) >= g.mostVolumes
 }
 
-// all are the extents that a volume takes.
 func (v *volume) all() []int64 { return append(v.shape.extra(), v.extents...) }
 
 func (f *machine) begin(ctx context.Context, op Op, group string) error {
 	f.mu.Lock()
 	f.ops[op]++
-	before := f.Before // which a test may replace after CloseAll
+	before := f.Before // A test may replace it after CloseAll.
 	f.mu.Unlock()
 	if err := ctx.Err(); err != nil {
 		return failure(string(op), lvm.ErrTimedOut, "%v", err)
@@ -260,7 +240,7 @@ func (f *machine) end(op Op, group string) error {
 	return nil
 }
 
-// writable finds a group that can be changed. The caller holds the machine's lock.
+// writable returns a group that can be changed. The caller holds the machine's lock.
 func (f *machine) writable(command, name string) (*group, error) {
 	g := f.groups[name]
 	switch {
@@ -272,7 +252,6 @@ func (f *machine) writable(command, name string) (*group, error) {
 	return g, nil
 }
 
-// take allocates n extents.
 func (g *group) take(command string, n int64) ([]int64, error) {
 	var got []int64
 	for e := int64(0); e < g.extents && int64(len(got)) < n; e++ {
@@ -289,7 +268,6 @@ func (g *group) take(command string, n int64) ([]int64, error) {
 	return got, nil
 }
 
-// give frees extents.
 func (g *group) give(extents []int64) {
 	for _, e := range extents {
 		g.free[e] = true
@@ -348,7 +326,6 @@ func failure(command string, err error, format string, args ...any) error {
 	return &lvm.CommandError{Command: command, ExitCode: 5, Message: fmt.Sprintf(format, args...), Err: err}
 }
 
-// command is the frame of a command that changes a group.
 func (f *machine) command(ctx context.Context, op Op, groupName, command string, effect func(*group) error) error {
 	if err := f.begin(ctx, op, groupName); err != nil {
 		return err
@@ -376,7 +353,7 @@ func (v *volume) opens() int {
 	return n
 }
 
-// active finds a volume that has a device. The caller holds the machine's lock.
+// active returns a volume that has a device. The caller holds the machine's lock.
 func (f *machine) active(groupName, name string) (*group, *volume, error) {
 	g := f.groups[groupName]
 	if g == nil || g.volumes[name] == nil || g.volumes[name].minor == 0 {
@@ -385,7 +362,6 @@ func (f *machine) active(groupName, name string) (*group, *volume, error) {
 	return g, g.volumes[name], nil
 }
 
-// block is the physical block behind an offset of a volume.
 func (g *group) block(v *volume, off int64) int64 {
 	return (v.extents[off/g.extentSize]*g.extentSize + off%g.extentSize) / blockSize
 }

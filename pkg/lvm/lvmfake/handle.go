@@ -14,7 +14,6 @@ func (h *handle) isInconsistent() bool {
 	return slices.ContainsFunc(h.group.inconsistent, func(device string) bool { return layout.IsOf(device, h.name) })
 }
 
-// works fails for a volume that is inconsistent.
 func (h *handle) works() error {
 	if h.isInconsistent() {
 		return fmt.Errorf("%s/%s: %w", h.groupName, h.name, syscall.EIO)
@@ -27,9 +26,8 @@ type handle struct {
 	group           *group
 	volume          *volume
 	groupName, name string
-	// cipher is set when the encrypted device is what is open.
+	// cipher is set if the encrypted device is open.
 	cipher *cipher
-	// shared handles are open beside others.
 	shared bool
 }
 
@@ -48,7 +46,6 @@ func (h *handle) size() int64 {
 	return h.group.size(h.volume)
 }
 
-// write puts a pattern into n blocks.
 func (h *handle) write(first, n int64, pattern byte) error {
 	h.volume.written += uint64(n)
 	h.volume.overwrite()
@@ -65,7 +62,6 @@ func (h *handle) read(block int64) byte {
 	return h.group.read(h.volume, block)
 }
 
-// closed reports whether the device was closed, or taken away.
 func (h *handle) closed() bool {
 	if h.cipher != nil {
 		return h.volume.cipher != h.cipher || h.cipher.handle != h
@@ -83,7 +79,7 @@ func (h *handle) Zero(off, length int64) error {
 	return h.clear(off, length, true)
 }
 
-// clear does what the device does to a range. The caller holds the machine's lock.
+// clear zeroes a range, or only checks the handle. The caller holds the machine's lock.
 func (h *handle) clear(off, length int64, zeroes bool) error {
 	if h.closed() {
 		return fmt.Errorf("%s/%s: handle is closed", h.groupName, h.name)
@@ -102,8 +98,8 @@ func (h *handle) clear(off, length int64, zeroes bool) error {
 
 func (h *handle) Overwrite(off, length int64) error { return h.Zero(off, length) }
 
-// Discard zeroes, or leaves what is there: devices do either. A thin volume gives whole chunks
-// back to its pool.
+// Discard does either that devices do: zeroes the range, or leaves it. A thin volume releases
+// whole chunks.
 func (h *handle) Discard(off, length int64) error {
 	defer h.fake.lock()()
 	if h.volume.thin != nil && h.cipher == nil {
@@ -137,7 +133,7 @@ func (h *handle) ReadAt(b []byte, off int64) (int, error) {
 	return len(b), nil
 }
 
-// WriteAt keeps the first byte of each block: the fake remembers no more.
+// WriteAt keeps only the first byte of each block.
 func (h *handle) WriteAt(b []byte, off int64) (int, error) {
 	defer h.fake.lock()()
 	if err := h.works(); err != nil {
@@ -154,10 +150,10 @@ func (h *handle) WriteAt(b []byte, off int64) (int, error) {
 	return len(b), nil
 }
 
-// Uncached implements blockdev.Handle: the fake has no page cache.
+// Uncached does nothing: the fake has no page cache.
 func (h *handle) Uncached() {}
 
-// Written implements blockdev.Handle. The fake counts blocks.
+// Written counts blocks.
 func (h *handle) Written() (blockdev.WriteMark, error) {
 	defer h.fake.lock()()
 	if h.fake.NotCounted.Load() {
@@ -165,12 +161,11 @@ func (h *handle) Written() (blockdev.WriteMark, error) {
 	}
 	mark := blockdev.WriteMark{Boot: "fake", Sectors: h.volume.written}
 	if !h.fake.OldKernel {
-		mark.Sequence = uint64(h.volume.minor) // No number is ever given twice.
+		mark.Sequence = uint64(h.volume.minor) // Minors are never reused.
 	}
 	return mark, nil
 }
 
-// CountWrites implements blockdev.Handle.
 func (h *handle) CountWrites() error {
 	if h.fake.NeverCounted.Load() {
 		return blockdev.ErrNotCounted

@@ -9,7 +9,6 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm"
 )
 
-// Device implements lvm.Groups.
 func (f inspection) Device(groupName, name string) (lvm.Device, error) {
 	defer f.lock()()
 	_, v, err := f.active(groupName, name)
@@ -21,7 +20,6 @@ func (f inspection) Device(groupName, name string) (lvm.Device, error) {
 	}, nil
 }
 
-// Numbers implements lvm.Groups.
 func (f inspection) Numbers(groupName string) (lvm.Numbers, error) {
 	defer f.lock()()
 	n := lvm.Numbers{Volumes: map[string]blockdev.Number{}, Encrypted: map[string]blockdev.Number{}}
@@ -38,7 +36,6 @@ func (f inspection) Numbers(groupName string) (lvm.Numbers, error) {
 	return n, nil
 }
 
-// Open implements lvm.Groups.
 func (f inspection) Open(groupName, name string) (blockdev.Handle, error) {
 	defer f.lock()()
 	g, v, err := f.active(groupName, name)
@@ -58,7 +55,6 @@ func (f inspection) Open(groupName, name string) (blockdev.Handle, error) {
 	return v.handle, nil
 }
 
-// PoolStatus implements lvm.Thin.
 func (f inspection) PoolStatus(groupName, name string) (lvm.PoolStatus, error) {
 	defer f.lock()()
 	g, v, err := f.active(groupName, name)
@@ -85,7 +81,7 @@ func (f inspection) PoolStatus(groupName, name string) (lvm.PoolStatus, error) {
 	return s, nil
 }
 
-// Mapping implements lvm.Groups: one segment per extent.
+// Mapping returns one segment per extent.
 func (f inspection) Mapping(groupName, name string) ([]lvm.Segment, error) {
 	defer f.lock()()
 	g, v, err := f.active(groupName, name)
@@ -94,7 +90,7 @@ func (f inspection) Mapping(groupName, name string) ([]lvm.Segment, error) {
 	}
 	devices := g.devices(groupName)
 	if v.layout().IsRAID() {
-		// Where what lies is up to the kernel: only what is taken is known.
+		// The kernel decides where the data lies: only the areas are known.
 		p := lvm.Segment{Length: int64(len(v.extents)) * g.extentSize}
 		for _, e := range v.all() {
 			p.Areas = append(p.Areas, g.area(devices, e))
@@ -111,7 +107,6 @@ func (f inspection) Mapping(groupName, name string) ([]lvm.Segment, error) {
 	return pieces, nil
 }
 
-// area is where one of the group's extents lies.
 func (g *group) area(devices []device, extent int64) lvm.Area {
 	for _, d := range devices {
 		if i := slices.Index(d.members, extent); i >= 0 {
@@ -121,7 +116,6 @@ func (g *group) area(devices []device, extent int64) lvm.Area {
 	panic(fmt.Sprintf("extent %d is on no device of its group", extent))
 }
 
-// OpenInUse implements lvm.Groups.
 func (f inspection) OpenInUse(groupName, name string) (blockdev.Handle, error) {
 	defer f.lock()()
 	g, v, err := f.active(groupName, name)
@@ -131,7 +125,6 @@ func (f inspection) OpenInUse(groupName, name string) (blockdev.Handle, error) {
 	return &handle{fake: f.machine, group: g, volume: v, groupName: groupName, name: name, shared: true}, nil
 }
 
-// RAIDStatus implements lvm.Groups.
 func (f inspection) RAIDStatus(groupName, name string) (lvm.RAIDStatus, error) {
 	defer f.lock()()
 	g, v, err := f.active(groupName, strings.TrimSuffix(name, "_tdata"))

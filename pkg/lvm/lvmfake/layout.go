@@ -7,22 +7,19 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/layout"
 )
 
-// bookkeeping is the pattern that RAID leaves in the extents it keeps its
-// books in. It stays there when the volume is gone.
+// bookkeeping is the pattern of RAID's bookkeeping. It outlives the volume.
 const bookkeeping = 0x4d
 
-// shape is what a volume that is not linear has beside its data.
 type shape struct {
 	layout layout.Layout
-	// books are the extents of RAID's bookkeeping, one per image.
+	// books are RAID's bookkeeping, one extent per image.
 	books []int64
-	// shadows are, for each of the volume's extents, those that hold a copy of
-	// it or parity over it.
+	// shadows lists, for each of the volume's extents, those with its copies or parity.
 	shadows [][]int64
 	status  lvm.RAIDStatus
 }
 
-// extra are all extents that are not the volume's data, each once.
+// extra returns all extents beside the data.
 func (s *shape) extra() []int64 {
 	if s == nil {
 		return nil
@@ -35,12 +32,9 @@ func (s *shape) extra() []int64 {
 	return slices.Compact(all)
 }
 
-// device is a device of a group with the numbers of its extents in the group,
-// in order.
 type device struct {
 	path, uuid string
-	// dataOffset is where its first extent begins, in bytes; members are the group's extents
-	// that it holds, in order.
+	// dataOffset is in bytes; members are the group's extents on the device, in order.
 	dataOffset int64
 	members    []int64
 }
@@ -60,7 +54,6 @@ func (g *group) devices(name string) []device {
 	return all
 }
 
-// runs are a device's free extents.
 func (g *group) runs(d device) []layout.Run {
 	var runs []layout.Run
 	for i, e := range d.members {
@@ -76,7 +69,7 @@ func (g *group) runs(d device) []layout.Run {
 	return runs
 }
 
-// takeFrom allocates what a share says, lowest extents first.
+// takeFrom takes the lowest extents first.
 func (g *group) takeFrom(command string, d device, s layout.Share) ([]int64, error) {
 	runs := s.Runs
 	if len(runs) == 0 {
@@ -99,8 +92,7 @@ func (g *group) takeFrom(command string, d device, s layout.Share) ([]int64, err
 	return got, nil
 }
 
-// allocate takes what a volume, or its growth, needs: of each share's device
-// its extents. Nothing is taken when not all is there.
+// allocate allocates all shares or none.
 func (g *group) allocate(command, name string, on []layout.Share) ([][]int64, error) {
 	var got [][]int64
 	devices := g.devices(name)
@@ -120,8 +112,7 @@ func (g *group) allocate(command, name string, on []layout.Share) ([][]int64, er
 	return got, nil
 }
 
-// layOut takes the extents of a volume, or of its growth by more, and adds
-// them to it. It mirrors what LVM does with the devices it is given.
+// layOut adds the extents of a new volume, or of its growth by more, as LVM does.
 func (g *group) layOut(command, name string, v *volume, l layout.Layout, more int64, on []layout.Share) error {
 	fresh := len(v.extents) == 0
 	if more%l.Unit() != 0 {
@@ -164,12 +155,11 @@ func (g *group) layOut(command, name string, v *volume, l layout.Layout, more in
 	return nil
 }
 
-// addRow adds one extent of each device: data, and copies or parity of it.
 func (g *group) addRow(v *volume, got [][]int64, row int) {
 	l := v.shape.layout
 	for stripe := range l.Unit() {
 		data, shadows := stripe, got[l.Unit():]
-		if l.Type == layout.RAID10 { // copies lie side by side
+		if l.Type == layout.RAID10 { // Copies lie next to the data.
 			data, shadows = 2*stripe, got[2*stripe+1:2*stripe+2]
 		}
 		var with []int64
@@ -181,14 +171,12 @@ func (g *group) addRow(v *volume, got [][]int64, row int) {
 	}
 }
 
-// writeBookkeeping writes what RAID writes to its bookkeeping when it is made.
 func (g *group) writeBookkeeping(extent int64) {
 	blocks := g.extentSize / blockSize
 	g.dirty.put(extent*blocks, blocks, 0)
 	g.dirty.put(extent*blocks, 1, bookkeeping)
 }
 
-// choose picks devices where the caller left that to LVM.
 func (g *group) choose(name string, v *volume, l layout.Layout, more int64) []layout.Share {
 	var free []layout.Free
 	var own []string
@@ -204,7 +192,6 @@ func (g *group) choose(name string, v *volume, l layout.Layout, more int64) []la
 	return l.Place(free, more)
 }
 
-// on are the UUIDs of the devices a volume lies on, sorted.
 func (g *group) on(name string, v *volume) []string {
 	var on []string
 	all := v.all()
@@ -230,8 +217,8 @@ func (v *volume) layout() layout.Layout {
 	return v.shape.layout
 }
 
-// shadows are the extents with the copies of one of a volume, or with parity, which is dirty when
-// anything was.
+// shadows returns the extents with copies or parity of an extent. Parity is dirty if anything
+// was.
 func (v *volume) shadows(extent int64) []int64 {
 	if v.shape == nil {
 		return nil

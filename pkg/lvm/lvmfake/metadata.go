@@ -9,26 +9,24 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 )
 
-// Limit implements lvm.Groups. A group of which one device is accepted is seen whole.
+// Limit implements lvm.Groups. One accepted device shows the whole group.
 func (f metadata) Limit(accepts func(*blockdev.Device) bool) {
 	defer f.lock()()
 	f.accepts = accepts
 }
 
-// Pin implements lvm.Groups.
 func (f metadata) Pin(name string, identity lvm.Identity) {
 	defer f.lock()()
 	f.pins[name] = identity
 }
 
-// Restart forgets what the machine does not keep but a process that uses LVM: which groups
-// are pinned.
+// Restart forgets the pins, as a restart of the user's process does.
 func (f metadata) Restart() {
 	defer f.lock()()
 	clear(f.pins)
 }
 
-// Others implements lvm.Groups. The fake has one group of a name at most.
+// Others implements lvm.Groups. The fake has at most one group of a name.
 func (f metadata) Others(name string) []lvm.Other {
 	defer f.lock()()
 	if g := f.groups[name]; g != nil && f.sees(name, g) && !f.takes(name, g) {
@@ -45,7 +43,6 @@ func (f metadata) Others(name string) []lvm.Other {
 	return nil
 }
 
-// Duplicated implements lvm.Groups.
 func (f metadata) Duplicated() (groups []string, err error) {
 	defer f.lock()()
 	for name, g := range f.groups {
@@ -56,7 +53,6 @@ func (f metadata) Duplicated() (groups []string, err error) {
 	return groups, nil
 }
 
-// Excluded implements lvm.Groups.
 func (f metadata) Excluded() (excluded []lvm.Excluded) {
 	defer f.lock()()
 	for _, d := range f.disks {
@@ -67,7 +63,6 @@ func (f metadata) Excluded() (excluded []lvm.Excluded) {
 	return excluded
 }
 
-// Metadata implements lvm.Groups.
 func (f metadata) Metadata(name string) (ondisk.Metadata, error) {
 	defer f.lock()()
 	g := f.groups[name]
@@ -77,7 +72,6 @@ func (f metadata) Metadata(name string) (ondisk.Metadata, error) {
 	return ondisk.Metadata{Seqno: g.seqno, Size: g.text(), Limit: g.metadataLimit}, nil
 }
 
-// BlockDevices implements lvm.Devices.
 func (f metadata) BlockDevices() ([]blockdev.Device, error) {
 	defer f.lock()()
 	var all []blockdev.Device
@@ -89,7 +83,6 @@ func (f metadata) BlockDevices() ([]blockdev.Device, error) {
 	return all, nil
 }
 
-// Label implements lvm.Devices.
 func (f metadata) Label(device string) (ondisk.Label, error) {
 	defer f.lock()()
 	d, err := f.plugged(device)
@@ -106,7 +99,6 @@ func (f metadata) Label(device string) (ondisk.Label, error) {
 	return l, nil
 }
 
-// Placement implements lvm.Groups.
 func (f metadata) Placement(name string) (ondisk.Placement, error) {
 	defer f.lock()()
 	g := f.groups[name]

@@ -5,12 +5,10 @@ import (
 	"iter"
 )
 
-// pageBlocks is how many blocks a page of a store has.
 const pageBlocks = 1 << 10
 
-// store has one byte for each block of a device: the pattern that was written to it last, zero for
-// zeroes and for what was never written. Blocks are written and counted in ranges, because tests
-// write whole volumes thousands of times.
+// store has the last pattern of each block of a device; zero for zeroes and blocks never
+// written. It works on ranges, because tests write whole volumes thousands of times.
 type store map[int64]*[pageBlocks]byte
 
 func (s store) get(block int64) byte {
@@ -20,7 +18,6 @@ func (s store) get(block int64) byte {
 	return 0
 }
 
-// put writes a pattern to n blocks.
 func (s store) put(first, n int64, pattern byte) {
 	for at, some := range runs(first, n, pageBlocks) {
 		page := s[at/pageBlocks]
@@ -35,8 +32,7 @@ func (s store) put(first, n int64, pattern byte) {
 	}
 }
 
-// count counts those of n blocks that show something other than zeroes, and returns one of their
-// patterns.
+// count counts nonzero blocks, and returns one of the patterns.
 func (s store) count(first, n int64) (blocks int, pattern byte) {
 	for at, some := range runs(first, n, pageBlocks) {
 		if page := s[at/pageBlocks]; page != nil {
@@ -48,11 +44,9 @@ func (s store) count(first, n int64) (blocks int, pattern byte) {
 	return blocks, pattern
 }
 
-// blocks is how many blocks so many bytes take.
 func blocks(bytes int64) int64 { return (bytes + blockSize - 1) / blockSize }
 
-// runs cuts n blocks into runs that lie in one unit each, of so many blocks, and yields where each
-// begins and how long it is.
+// runs cuts n blocks at multiples of unit, and yields the start and length of each run.
 func runs(first, n, unit int64) iter.Seq2[int64, int64] {
 	return func(yield func(int64, int64) bool) {
 		for n > 0 {
@@ -65,7 +59,6 @@ func runs(first, n, unit int64) iter.Seq2[int64, int64] {
 	}
 }
 
-// dirty counts the patterns that are not zero, and returns the first one.
 func dirty(patterns []byte) (blocks int, pattern byte) {
 	if blocks = len(patterns) - bytes.Count(patterns, []byte{0}); blocks > 0 {
 		pattern = bytes.TrimLeft(patterns, "\x00")[0]
@@ -73,7 +66,6 @@ func dirty(patterns []byte) (blocks int, pattern byte) {
 	return blocks, pattern
 }
 
-// fill sets all bytes to a value.
 func fill(b []byte, value byte) {
 	if value == 0 || len(b) == 0 {
 		clear(b)

@@ -6,7 +6,6 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestAStoreHasWhatWasWrittenToEachBlockLast compares a store with a map that has each block.
 func TestAStoreHasWhatWasWrittenToEachBlockLast(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s, want := store{}, map[int64]byte{}

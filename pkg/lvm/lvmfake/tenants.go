@@ -6,8 +6,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm"
 )
 
-// Mount counts one more opener of a volume, or of its encrypted device, as a
-// mount does.
+// Mount adds a mount as an opener of a volume, or of its encrypted device.
 func (f tenants) Mount(groupName, name string) error {
 	defer f.lock()()
 	_, v, err := f.active(groupName, name)
@@ -25,7 +24,6 @@ func (f tenants) Mount(groupName, name string) error {
 	return nil
 }
 
-// Unmount takes back one Mount.
 func (f tenants) Unmount(groupName, name string) {
 	defer f.lock()()
 	if _, v, err := f.active(groupName, name); err == nil && v.mounts > 0 {
@@ -35,7 +33,7 @@ func (f tenants) Unmount(groupName, name string) {
 	}
 }
 
-// CloseAll drops the handles of a user that crashed.
+// CloseAll drops all handles, like a crash of their user.
 func (f tenants) CloseAll() {
 	defer f.lock()()
 	for _, g := range f.groups {
@@ -48,8 +46,8 @@ func (f tenants) CloseAll() {
 	}
 }
 
-// Fill writes the pattern, not zero, over the whole volume, as its tenant does:
-// through its encrypted device, if it has one.
+// Fill writes a nonzero pattern over the whole volume, through its encrypted device if it has
+// one.
 func (f tenants) Fill(groupName, name string, pattern byte) error {
 	defer f.lock()()
 	g, v, err := f.active(groupName, name)
@@ -68,9 +66,8 @@ func (f tenants) Fill(groupName, name string, pattern byte) error {
 	return nil
 }
 
-// Traces counts the blocks of a volume that show something other than zeroes,
-// and returns one of the patterns. Of a volume with an encrypted device, it
-// counts what was written through that.
+// Traces counts the nonzero blocks of a volume, and returns one of their patterns. For an
+// encrypted volume it counts what was written through the encrypted device.
 func (f tenants) Traces(groupName, name string) (found int, pattern byte, err error) {
 	defer f.lock()()
 	g, v, err := f.active(groupName, name)
@@ -85,15 +82,13 @@ func (f tenants) Traces(groupName, name string) (found int, pattern byte, err er
 	return found, pattern, nil
 }
 
-// Discards reports whether a volume's encrypted device lets discards through.
 func (f tenants) Discards(name string) bool {
 	defer f.lock()()
 	_, _, v, err := f.encrypted(name)
 	return err == nil && v.cipher.discards
 }
 
-// Noise counts the blocks of a volume's own device that were last written
-// through a cipher.
+// Noise counts the blocks of a volume's own device that were last written through a cipher.
 func (f tenants) Noise(groupName, name string) (found int) {
 	defer f.lock()()
 	g, v, err := f.active(groupName, name)

@@ -13,7 +13,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 )
 
-// The commands on thin pools.
+// The commands on thin pools and adoption.
 const (
 	OpCreatePool         Op = "create pool"
 	OpBeginPoolCheck     Op = "begin pool check"
@@ -29,27 +29,23 @@ const (
 	OpRetag              Op = "retag"
 )
 
-// metadataBlock is the unit in which the kernel counts a pool's metadata.
+// metadataBlock is the kernel's unit of a pool's metadata.
 const metadataBlock = 4096
 
-// errPoolFull is what a write gets that needs a chunk when there is none.
 var errPoolFull = errors.New("no space left on device")
 
-// pool is a thin pool.
 type pool struct {
 	metadata, spare []int64
-	// metadataShape is that of the volume that the metadata was, or nil.
-	metadataShape *shape
-	chunkSize     int64
-	keepsOld      bool // does not zero new blocks
-	used          int64
-	// metadataUsed is set by tests; zero means as much as the chunks take.
+	metadataShape   *shape
+	chunkSize       int64
+	keepsOld        bool // does not zero new blocks
+	used            int64
+	// metadataUsed may be set by SetPool; zero means as much as the chunks take.
 	metadataUsed       int64
 	readOnly, failed   bool
 	needsCheck, queues bool
 }
 
-// thin is a thin volume.
 type thin struct {
 	pool   *volume
 	origin string
@@ -58,27 +54,23 @@ type thin struct {
 	chunks map[int64]*chunk
 }
 
-// chunk is a chunk of a pool that thin volumes share until one writes to it.
+// chunk is shared by thin volumes until one writes to it.
 type chunk struct {
-	users int
-	// blocks has the pattern of each block.
+	users  int
 	blocks []byte
 }
 
 func (v *volume) skipped() bool { return v.thin != nil && v.thin.skip }
 
-// BeginPoolCheck implements lvm.Thin.
 func (f thinPools) BeginPoolCheck(ctx context.Context, group, pool string) error {
 	return f.poolCommand(ctx, OpBeginPoolCheck, group, pool)
 }
 
-// CheckPool implements lvm.Thin.
 func (f thinPools) CheckPool(ctx context.Context, group, pool string) (enough bool, err error) {
 	err = f.poolCommand(ctx, OpCheckPool, group, pool)
 	return err == nil, err
 }
 
-// poolCommand runs a command about a thin pool, which changes nothing.
 func (f thinPools) poolCommand(ctx context.Context, op Op, group, pool string) error {
 	if err := f.begin(ctx, op, group); err != nil {
 		return err
@@ -90,7 +82,6 @@ func (f thinPools) poolCommand(ctx context.Context, op Op, group, pool string) e
 	return nil
 }
 
-// CreatePool implements lvm.Thin.
 func (f thinPools) CreatePool(ctx context.Context, o lvm.PoolOptions) error {
 	return f.command(ctx, OpCreatePool, o.Group, "lvcreate", func(g *group) error {
 		if o.Extents < 1 || o.MetadataBytes < 1 || o.MetadataBytes%g.extentSize != 0 || o.ChunkSize%(64<<10) != 0 || o.ChunkSize < 1 {
@@ -111,7 +102,6 @@ func (f thinPools) CreatePool(ctx context.Context, o lvm.PoolOptions) error {
 	})
 }
 
-// MakePool implements lvm.Thin.
 func (f thinPools) MakePool(ctx context.Context, o lvm.PoolOptions, metadata string) error {
 	return f.command(ctx, OpMakePool, o.Group, "lvconvert", func(g *group) error {
 		data, meta := g.volumes[o.Pool], g.volumes[metadata]
@@ -129,7 +119,6 @@ func (f thinPools) MakePool(ctx context.Context, o lvm.PoolOptions, metadata str
 	})
 }
 
-// CreateThin implements lvm.Thin.
 func (f thinPools) CreateThin(ctx context.Context, o lvm.ThinOptions) error {
 	return f.command(ctx, OpCreateThin, o.Group, "lvcreate", func(g *group) error {
 		p := g.volumes[o.Pool]
@@ -151,7 +140,6 @@ func (f thinPools) CreateThin(ctx context.Context, o lvm.ThinOptions) error {
 	})
 }
 
-// Snapshot implements lvm.Thin.
 func (f thinPools) Snapshot(ctx context.Context, o lvm.SnapshotOptions) error {
 	return f.command(ctx, OpSnapshot, o.Group, "lvcreate", func(g *group) error {
 		origin := g.volumes[o.Origin]
@@ -182,7 +170,6 @@ func (f thinPools) Snapshot(ctx context.Context, o lvm.SnapshotOptions) error {
 	})
 }
 
-// ExtendPool implements lvm.Thin.
 func (f thinPools) ExtendPool(ctx context.Context, groupName, name string, extents int64, on ...layout.Share) error {
 	return f.command(ctx, OpExtendPool, groupName, "lvextend", func(g *group) error {
 		p := g.volumes[name]
@@ -201,7 +188,6 @@ func (f thinPools) ExtendPool(ctx context.Context, groupName, name string, exten
 	})
 }
 
-// ExtendPoolMetadata implements lvm.Thin.
 func (f thinPools) ExtendPoolMetadata(ctx context.Context, groupName, name string, bytes int64, on ...layout.Share) error {
 	return f.command(ctx, OpExtendPoolMetadata, groupName, "lvextend", func(g *group) error {
 		p := g.volumes[name]
@@ -229,7 +215,7 @@ func (f thinPools) ExtendPoolMetadata(ctx context.Context, groupName, name strin
 	})
 }
 
-// make returns a volume that is not in the group yet.
+// make does not add the volume to the group.
 func (g *group) make(groupName, name string, tags []string) (*volume, error) {
 	if !ondisk.ValidName(name) {
 		return nil, failure("lvcreate", nil, "bad name %q", name)
@@ -246,7 +232,6 @@ func (g *group) make(groupName, name string, tags []string) (*volume, error) {
 	}, nil
 }
 
-// commit puts a volume into the group, if the metadata has free space for it.
 func (g *group) commit(f *machine, name string, v *volume, steps uint64) error {
 	g.volumes[name] = v
 	if text := g.text(); text > g.metadataLimit {
@@ -265,7 +250,6 @@ func (g *group) commit(f *machine, name string, v *volume, steps uint64) error {
 	return nil
 }
 
-// accepts reports whether a pool takes one more volume.
 func (g *group) accepts(p *volume) error {
 	switch {
 	case p.pool.readOnly || p.pool.failed || p.minor == 0:
@@ -286,14 +270,12 @@ func (g *group) extendThin(groupName, name string, extents int64) error {
 	return nil
 }
 
-// release gives a thin volume's chunks back to its pool.
 func (g *group) release(t *thin) {
 	for at := range t.chunks {
 		t.drop(at)
 	}
 }
 
-// unmap gives the chunks that lie in a range back to the pool.
 func (t *thin) unmap(off, length int64) {
 	size := t.pool.pool.chunkSize
 	for at := range t.chunks {
@@ -303,7 +285,6 @@ func (t *thin) unmap(off, length int64) {
 	}
 }
 
-// drop gives one chunk back to the pool.
 func (t *thin) drop(at int64) {
 	c := t.chunks[at]
 	if c.users--; c.users == 0 {
@@ -312,7 +293,6 @@ func (t *thin) drop(at int64) {
 	delete(t.chunks, at)
 }
 
-// reportThin completes the report of what has to do with thin pools.
 func (g *group) reportThin(v *volume, lv *lvm.Volume) {
 	switch {
 	case v.pool != nil:
@@ -332,7 +312,6 @@ func (g *group) reportThin(v *volume, lv *lvm.Volume) {
 	}
 }
 
-// size is a volume's size in bytes.
 func (g *group) size(v *volume) int64 {
 	if v.thin != nil {
 		return v.thin.bytes
@@ -340,12 +319,10 @@ func (g *group) size(v *volume) int64 {
 	return int64(len(v.extents)) * g.extentSize
 }
 
-// chunks is how many chunks a pool has.
 func (g *group) chunks(p *volume) int64 {
 	return int64(len(p.extents)) * g.extentSize / p.pool.chunkSize
 }
 
-// read returns the pattern in a block; zero for zeroes.
 func (g *group) read(v *volume, block int64) byte {
 	if v.thin == nil {
 		return g.dirty.get(g.block(v, block*blockSize))
@@ -357,7 +334,6 @@ func (g *group) read(v *volume, block int64) byte {
 	return 0
 }
 
-// write puts a pattern, or zeroes, into n blocks.
 func (g *group) write(v *volume, first, n int64, pattern byte) error {
 	if v.thin != nil {
 		return g.writeThin(v.thin, first, n, pattern)
@@ -374,7 +350,6 @@ func (g *group) write(v *volume, first, n int64, pattern byte) error {
 	return nil
 }
 
-// writeThin is write for a thin volume, which has chunks of its own afterwards.
 func (g *group) writeThin(t *thin, first, n int64, pattern byte) error {
 	size := t.pool.pool.chunkSize / blockSize
 	for at, some := range runs(first, n, size) {
@@ -397,8 +372,7 @@ func (g *group) writeThin(t *thin, first, n int64, pattern byte) error {
 	return nil
 }
 
-// count counts the blocks of a volume that show something other than zeroes, and returns one of
-// the patterns.
+// count is store.count for a volume.
 func (g *group) count(v *volume) (blocks int, pattern byte) {
 	add := func(more int, of byte) {
 		if more > 0 {

@@ -9,7 +9,6 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/layout"
 )
 
-// Inconsistent implements lvm.Groups.
 func (f volumes) Inconsistent(groupName string) ([]string, error) {
 	defer f.lock()()
 	if g := f.groups[groupName]; g != nil {
@@ -18,7 +17,6 @@ func (f volumes) Inconsistent(groupName string) ([]string, error) {
 	return nil, nil
 }
 
-// Repair implements lvm.Groups.
 func (f volumes) Repair(ctx context.Context, groupName string, volumes []string) error {
 	if err := f.begin(ctx, OpRepair, groupName); err != nil {
 		return err
@@ -34,7 +32,6 @@ func (f volumes) Repair(ctx context.Context, groupName string, volumes []string)
 	return nil
 }
 
-// Scan implements lvm.Groups.
 func (f volumes) Scan(ctx context.Context, names []string) ([]lvm.Group, error) {
 	if err := f.begin(ctx, OpScan, ""); err != nil {
 		return nil, err
@@ -49,12 +46,10 @@ func (f volumes) Scan(ctx context.Context, names []string) ([]lvm.Group, error) 
 	return found, nil
 }
 
-// Activate implements lvm.Groups.
 func (f volumes) Activate(ctx context.Context, group string, names []string) error {
 	return f.activateAll(ctx, OpActivate, group, names)
 }
 
-// ActivatePool implements lvm.Thin.
 func (f volumes) ActivatePool(ctx context.Context, group, pool string, _ bool) error {
 	return f.activateAll(ctx, OpActivatePool, group, []string{pool})
 }
@@ -83,7 +78,7 @@ func (f volumes) activateAll(ctx context.Context, op Op, group string, names []s
 	return errors.Join(errs...)
 }
 
-// Create implements lvm.Groups: lowest extents first.
+// Create takes the lowest extents.
 func (f volumes) Create(ctx context.Context, o lvm.CreateOptions) error {
 	return f.command(ctx, OpCreate, o.Group, "lvcreate", func(g *group) error { return f.create(g, o) })
 }
@@ -105,12 +100,10 @@ func (f volumes) create(g *group, o lvm.CreateOptions) error {
 	return g.commit(f.machine, o.Volume, v, o.Layout.Commits())
 }
 
-// Extend implements lvm.Groups.
 func (f volumes) Extend(ctx context.Context, groupName, name string, extents int64, on ...layout.Share) error {
 	return f.command(ctx, OpExtend, groupName, "lvextend", func(g *group) error { return g.extend(groupName, name, extents, on) })
 }
 
-// ExtendAt implements lvm.Groups.
 func (f volumes) ExtendAt(ctx context.Context, seqno uint64, groupName, name string, extents int64, on ...layout.Share) error {
 	return f.command(ctx, OpExtend, groupName, "lvextend", func(g *group) error {
 		if g.seqno != seqno {
@@ -149,7 +142,6 @@ func (g *group) extend(groupName, name string, extents int64, on []layout.Share)
 	return nil
 }
 
-// Remove implements lvm.Groups.
 func (f volumes) Remove(ctx context.Context, groupName string, names []string) error {
 	return f.command(ctx, OpRemove, groupName, "lvremove", func(g *group) error { return g.remove(groupName, names) })
 }
@@ -185,7 +177,6 @@ func (g *group) remove(groupName string, names []string) error {
 	return failed
 }
 
-// Untag implements lvm.Thin.
 func (f volumes) Untag(ctx context.Context, groupName string, volumes []string, tags ...string) error {
 	return f.command(ctx, OpUntag, groupName, "lvchange", func(g *group) error {
 		for _, name := range volumes {
@@ -200,10 +191,9 @@ func (f volumes) Untag(ctx context.Context, groupName string, volumes []string, 
 	})
 }
 
-// Tag implements lvm.Thin.
 func (f volumes) Tag(ctx context.Context, groupName string, volumes []string, tag string) error {
 	return f.command(ctx, OpTag, groupName, "lvchange", func(g *group) error {
-		// The metadata has the command, too.
+		// The metadata records the command line, too.
 		words := int64(0)
 		for _, name := range volumes {
 			words += int64(len(groupName) + len(name) + 2)
