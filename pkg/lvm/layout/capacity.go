@@ -2,15 +2,14 @@ package layout
 
 import "slices"
 
-// Free is what can be allocated on one device of a group.
+// Free describes the allocatable extents of one device.
 type Free struct {
 	// Device is its PhysicalVolume.Path.
 	Device string
-	// Runs are its free extents, in order, apart from one another.
+	// Runs are sorted and do not touch.
 	Runs []Run
 }
 
-// Run is a range of extents.
 type Run struct{ Start, Length int64 }
 
 // Extents counts a device's free extents.
@@ -22,20 +21,18 @@ func (f Free) Extents() int64 {
 	return n
 }
 
-// Share is what a volume takes of one device.
+// Share describes the extents that a volume takes of one device.
 type Share struct {
-	// Device is a PhysicalVolume.Path.
 	Device string
-	// Extents is how many, bookkeeping included.
+	// Extents includes bookkeeping.
 	Extents int64
-	// Runs, unless empty, are exactly where; they sum up to Extents.
+	// Runs, unless empty, are the exact extents, and sum up to Extents.
 	Runs []Run
 }
 
-// Largest is the size in extents of the largest volume that can be made where
-// so many extents are free on each device and reserve of them must stay free
-// in all. It is a multiple of the unit, 0 when not even the smallest fits. A
-// volume of that size can be made, and one unit more cannot.
+// Largest returns the size in extents of the largest volume, with the given extents free on
+// each device and reserve of them kept free. It is exact: a multiple of the unit, and 0 if
+// nothing fits.
 func (l Layout) Largest(free []int64, reserve int64) int64 {
 	return l.largest(free, reserve, l.bookkeeping())
 }
@@ -55,17 +52,16 @@ func (l Layout) largest(free []int64, reserve, bookkeeping int64) int64 {
 	return max(0, rows) * l.Unit()
 }
 
-// Available is the size in extents of all volumes together that can be made:
-// no sequence of them, whatever their sizes, comes to more. One volume may be
-// smaller, see Largest, for it needs its devices at the same time; and each
-// RAID volume after the first takes its bookkeeping from this.
+// Available returns the size in extents of all possible new volumes together: no sequence of
+// them exceeds it. A single volume may be smaller, see Largest, as it needs all its devices at
+// once. Each RAID volume after the first also takes its bookkeeping from it.
 func (l Layout) Available(free []int64, reserve int64) int64 {
 	if l.IsLinear() || l.Largest(free, reserve) == 0 {
 		return l.Largest(free, reserve)
 	}
 	n := int64(l.Devices())
-	// Rows can be laid out one by one, on the freest devices each, as long as no
-	// device had to be used twice in one: the most for which that holds.
+	// Rows can be laid out one by one, each on the freest devices, while none needs a device
+	// twice. Search for the most such rows.
 	low, high := int64(0), (sum(free)-reserve)/n
 	for low < high {
 		rows := low + (high-low+1)/2
@@ -82,9 +78,8 @@ func (l Layout) Available(free []int64, reserve int64) int64 {
 	return (low - l.bookkeeping()) * l.Unit()
 }
 
-// Place chooses where a volume of so many extents lies: on the devices with
-// most free. It returns nothing when too little is free, or when extents is no
-// multiple of the unit.
+// Place chooses the devices with the most free extents for a volume. It returns nil if too few
+// are free, or if extents is not a multiple of the unit.
 func (l Layout) Place(free []Free, extents int64) []Share {
 	return l.place(free, extents, l.bookkeeping())
 }
@@ -109,9 +104,8 @@ func (l Layout) place(free []Free, extents, bookkeeping int64) []Share {
 	return shares
 }
 
-// placeLinear takes devices whole until one is left that need not be: of that,
-// unless it is the only one, the very extents are named, for LVM would else
-// choose itself how much to take of which.
+// placeLinear takes whole devices until the last. For that one, unless it is the only one, it
+// names the extents: otherwise LVM would choose how much to take of each.
 func placeLinear(sorted []Free, extents int64) []Share {
 	var shares []Share
 	for _, f := range sorted {
@@ -133,7 +127,7 @@ func placeLinear(sorted []Free, extents int64) []Share {
 	return nil
 }
 
-// firstOf takes n extents from the largest runs, so that they are few.
+// firstOf takes the largest runs, and so few.
 func firstOf(runs []Run, n int64) []Run {
 	sorted := slices.Clone(runs)
 	slices.SortStableFunc(sorted, func(a, b Run) int { return int(min(1, max(-1, b.Length-a.Length))) })
@@ -149,9 +143,8 @@ func firstOf(runs []Run, n int64) []Run {
 	return taken
 }
 
-// LargestGrowth is by how many extents a volume that lies on the given devices
-// can grow, as Largest. A RAID volume grows on the devices that it has, one
-// image on each, and not at all when these are not as many as it has images.
+// LargestGrowth is Largest for the growth of a volume on the given devices. A RAID volume grows
+// on its own devices, and only if each image has one to itself.
 func (l Layout) LargestGrowth(free []Free, on []string, reserve int64) int64 {
 	counts := Counts(free)
 	if !l.IsRAID() {
@@ -168,7 +161,7 @@ func (l Layout) LargestGrowth(free []Free, on []string, reserve int64) int64 {
 	return rows * l.Unit()
 }
 
-// PlaceGrowth chooses where so many more extents of a volume lie, as Place.
+// PlaceGrowth is Place for the growth of a volume.
 func (l Layout) PlaceGrowth(free []Free, on []string, more int64) []Share {
 	if l.IsRAID() {
 		if free = l.own(free, on); free == nil {
@@ -178,9 +171,8 @@ func (l Layout) PlaceGrowth(free []Free, on []string, more int64) []Share {
 	return l.place(free, more, 0)
 }
 
-// PlaceGrowthExactly is PlaceGrowth with every extent named. ends says for devices where the
-// volume ends on them: free extents from there on are taken first, so that the volume has
-// few segments.
+// PlaceGrowthExactly is PlaceGrowth with every extent named. ends maps devices to the volume's
+// end there: it first takes the free extents from there on, for few segments.
 func (l Layout) PlaceGrowthExactly(free []Free, on []string, more int64, ends map[string]int64) []Share {
 	var shares []Share
 	if l.IsLinear() {
@@ -218,7 +210,6 @@ func (l Layout) PlaceGrowthExactly(free []Free, on []string, more int64, ends ma
 	return shares
 }
 
-// runFrom is the free run that begins at start, at most so many extents of it.
 func runFrom(runs []Run, start, most int64) Run {
 	for _, r := range runs {
 		if r.Start == start {
@@ -228,7 +219,7 @@ func runFrom(runs []Run, start, most int64) Run {
 	return Run{}
 }
 
-// Join adds a share, whose runs are named, to those of its device.
+// Join merges a share with named runs into that of its device.
 func Join(shares []Share, s Share) []Share {
 	i := slices.IndexFunc(shares, func(o Share) bool { return o.Device == s.Device })
 	if i < 0 {
@@ -239,8 +230,7 @@ func Join(shares []Share, s Share) []Share {
 	return shares
 }
 
-// own picks the devices of a RAID volume; nothing when there is not one for
-// each image.
+// own returns the devices of a RAID volume, or nil unless each image has its own.
 func (l Layout) own(free []Free, on []string) []Free {
 	var own []Free
 	for _, f := range free {
@@ -254,7 +244,7 @@ func (l Layout) own(free []Free, on []string) []Free {
 	return own
 }
 
-// Counts is how many extents are free on each device.
+// Counts returns the free extents of each device.
 func Counts(free []Free) []int64 {
 	counts := make([]int64, len(free))
 	for i, f := range free {
@@ -263,9 +253,8 @@ func Counts(free []Free) []int64 {
 	return counts
 }
 
-// Without is what is left free once the shares are taken. Where on a device
-// that was is only known for shares that say so; of others, the first extents
-// are taken.
+// Without returns the free extents that the shares leave. A share without runs takes the first
+// ones.
 func Without(free []Free, shares []Share) []Free {
 	left := slices.Clone(free)
 	for _, s := range shares {
@@ -284,7 +273,6 @@ func Without(free []Free, shares []Share) []Free {
 	return left
 }
 
-// after drops the first n extents.
 func after(runs []Run, n int64) []Run {
 	var left []Run
 	for _, r := range runs {
@@ -297,7 +285,6 @@ func after(runs []Run, n int64) []Run {
 	return left
 }
 
-// cut drops a range.
 func cut(runs []Run, gone Run) []Run {
 	var left []Run
 	for _, r := range runs {

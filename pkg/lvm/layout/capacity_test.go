@@ -41,7 +41,6 @@ func TestTheLargestVolumeOfEachLayout(t *testing.T) {
 	}
 }
 
-// anyLayout draws a layout that the given number of devices may carry or not.
 func anyLayout(t *rapid.T) Layout {
 	switch rapid.SampledFrom([]Type{Linear, Striped, RAID1, RAID10, RAID5, RAID6}).Draw(t, "type") {
 	case Linear:
@@ -60,10 +59,9 @@ func anyLayout(t *rapid.T) Layout {
 	return Layout{Type: Linear}
 }
 
-// TestWhatIsSaidToFitFitsAndNoMore makes volumes of random layouts until
-// nothing fits, and holds the arithmetic against itself: the largest volume can
-// be placed, one unit more cannot, what is available never grows by making
-// volumes and shrinks by at least their size, and no device is used twice.
+// It creates volumes of random layouts until nothing fits, and checks the arithmetic against
+// itself: the largest volume can be placed, one unit more cannot, each volume reduces what is
+// available by at least its size, and no device is used twice.
 func TestWhatIsSaidToFitFitsAndNoMore(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var free []Free
@@ -114,8 +112,7 @@ func TestWhatIsSaidToFitFitsAndNoMore(t *testing.T) {
 	})
 }
 
-// rowByRow counts the rows of one extent on each device that can be taken one after the other, on
-// the freest devices.
+// rowByRow counts the rows that fit one after the other, on the freest devices each.
 func rowByRow(l Layout, free []int64, reserve int64) (rows int64) {
 	left, n := slices.Clone(free), l.Devices()
 	for ; len(left) >= n && sum(left)-int64(n) >= reserve; rows++ {

@@ -1,21 +1,17 @@
-// Package layout is the arithmetic of LVM: on which devices a volume lies in
-// which layout, how much can be made of what is free, and what LVM calls the
-// devices that a volume is made of.
-//
-// It is pure: it runs nothing, reads nothing and keeps nothing.
+// Package layout is the arithmetic of LVM: where volumes lie, how much fits into the free
+// extents, and how LVM names devices. It runs nothing, reads nothing and keeps nothing.
 //
 // Vocabulary
 //
-//	extent      the unit of carving; every size here counts extents
 //	Run         a range of extents of one device
-//	Free        what can be allocated on one device
-//	Share       what a volume takes of one device
-//	unit        how many extents of a volume one extent on each of its devices is
-//	component   a hidden volume that another one is made of: an image, the
-//	            bookkeeping of one, a pool's data or metadata
+//	Free        the allocatable extents of one device
+//	Share       the extents that a volume takes of one device
+//	unit        the extents of a volume that one extent on each of its devices holds
+//	component   a hidden volume below another one: an image, its bookkeeping, a pool's
+//	            data or metadata
 //
-// Invariant: what Largest says can be placed, Place places, and LVM makes; the
-// suites of lvmtest hold the real LVM and the fake to it.
+// Sizes are in extents.
 //
-// Callers: pkg/lvm, pkg/lvmd, and the fake.
+// Invariant: Place places what Largest calculates, and LVM creates it; the suites of lvmtest
+// hold the real LVM and the fake to it.
 package layout

@@ -2,9 +2,8 @@ package layout
 
 import "math"
 
-// ExtentsFor is the number of extents that hold size bytes: size divided by
-// extentSize, rounded up, and at least one. ok is false when the result's
-// bytes would not fit into an int64. size is at least 0, extentSize at least 1.
+// ExtentsFor returns size divided by extentSize, rounded up, and at least 1. ok is false if
+// that many extents overflow an int64 in bytes. size must be at least 0, extentSize at least 1.
 func ExtentsFor(size, extentSize int64) (extents int64, ok bool) {
 	n := size / extentSize
 	if size%extentSize != 0 {

@@ -6,11 +6,10 @@ import (
 	"strings"
 )
 
-// Type is how a volume lies on the devices of its group, by the name
-// that lvcreate's --type has for it.
+// Type is a segment type, named as for lvcreate --type.
 type Type string
 
-// Layout types. The empty one is Linear.
+// Layout types. An empty one means Linear.
 const (
 	Linear  Type = "linear"
 	Striped Type = "striped"
@@ -20,49 +19,45 @@ const (
 	RAID6   Type = "raid6"
 )
 
-// MaxStripes is the most stripes that a configuration may ask for.
+// MaxStripes is the largest configurable number of stripes.
 const MaxStripes = 64
 
-// MinRAIDExtent is the smallest extent in which the bookkeeping of a RAID
-// image always fits: two headers of 4 KiB and a bit for each of at most 2^21
-// regions. Groups with smaller extents take no RAID volumes.
+// MinRAIDExtent is the smallest extent that always holds the bookkeeping of a RAID image: two
+// headers of 4 KiB and a bit for each of at most 2^21 regions. Groups with smaller extents
+// accept no RAID volumes.
 const MinRAIDExtent = 512 << 10
 
-// PMEMAlignment is the size of a huge page: mappings of files in persistent memory can use
-// those only when volumes begin and end at multiples of it.
+// PMEMAlignment is the size of a huge page. Mappings of files in persistent memory can use huge
+// pages only if volumes begin and end at multiples of it.
 const PMEMAlignment = 2 << 20
 
-// Layout is a layout type with its measures. The zero value is linear.
+// Layout is a layout type with its parameters. The zero value is linear.
 //
-// A volume of any type but linear lies on exactly Devices devices, each of
-// which holds one stripe, copy or parity of it and nothing else of it when it
-// is made. LVM left alone would continue a RAID image on a device that holds
-// another image once the first is full, and the loss of one device would then
-// be the loss of two images.
+// A volume of any other type lies on exactly Devices devices, each with one stripe, copy or
+// parity and nothing else of the new volume. Left alone, LVM would continue a RAID image on
+// another image's device, and losing that device would lose two images.
 type Layout struct {
 	Type Type
-	// Stripes counts the devices that data is spread over, without copies and
-	// parity: at least 2 for striped, raid10 and raid5, 3 for raid6; 0 or 1
-	// for the others.
+	// Stripes counts the data devices, without copies and parity: at least 2 for striped,
+	// raid10 and raid5, 3 for raid6; 0 or 1 for the others.
 	Stripes int
-	// StripeSize is in bytes, a power of two from 4 KiB to the extent's size;
-	// 0 leaves it to LVM, and for types without stripes.
+	// StripeSize is in bytes, a power of two from 4 KiB to the extent size; 0 leaves it to LVM,
+	// or means no stripes.
 	StripeSize int64
-	// Mirrors counts the copies beside the first: at least 1 for raid1, 1 for
-	// raid10, 0 for the others.
+	// Mirrors counts the copies beside the first: at least 1 for raid1, 1 for raid10, 0 for the
+	// others.
 	Mirrors int
 }
 
 // IsLinear reports whether a volume may lie on any extents of any devices.
 func (l Layout) IsLinear() bool { return l.Type == "" || l.Type == Linear }
 
-// IsRAID reports whether the volume is made of images with bookkeeping of their
-// own.
+// IsRAID reports whether the volume consists of images with bookkeeping.
 func (l Layout) IsRAID() bool {
 	return slices.Contains([]Type{RAID1, RAID10, RAID5, RAID6}, l.Type)
 }
 
-// Devices is on how many devices a volume lies; 0 when it may be any number.
+// Devices returns the number of devices below a volume, or 0 for any number.
 func (l Layout) Devices() int {
 	switch l.Type {
 	case Linear:
@@ -81,8 +76,7 @@ func (l Layout) Devices() int {
 	return 0
 }
 
-// Unit is how many extents of a volume one extent on each of its devices is: a
-// volume's size is a multiple of it.
+// Unit returns the volume extents per extent on each device. Sizes are multiples of it.
 func (l Layout) Unit() int64 { return int64(max(1, l.Stripes)) }
 
 // RoundUp rounds a size in extents up to a multiple of the unit.
@@ -91,8 +85,8 @@ func (l Layout) RoundUp(extents int64) int64 {
 	return (extents + unit - 1) / unit * unit
 }
 
-// Raw is how many extents of the group a volume of so many extents, a multiple
-// of the unit, takes in all.
+// Raw returns the group extents that a volume of the given size occupies, redundancy and
+// bookkeeping included. extents must be a multiple of the unit.
 func (l Layout) Raw(extents int64) int64 {
 	if l.IsLinear() {
 		return extents
@@ -100,8 +94,7 @@ func (l Layout) Raw(extents int64) int64 {
 	return int64(l.Devices()) * (extents/l.Unit() + l.bookkeeping())
 }
 
-// RawGrowth is how many extents of the group a volume takes that grows by so
-// many, a multiple of the unit: its bookkeeping does not grow.
+// RawGrowth is Raw for growth, which needs no bookkeeping.
 func (l Layout) RawGrowth(more int64) int64 {
 	if l.IsLinear() {
 		return more
@@ -109,7 +102,7 @@ func (l Layout) RawGrowth(more int64) int64 {
 	return int64(l.Devices()) * (more / l.Unit())
 }
 
-// bookkeeping is how many extents of each device are not data.
+// bookkeeping returns the extents per device that are not data.
 func (l Layout) bookkeeping() int64 {
 	if l.IsRAID() {
 		return 1
@@ -117,19 +110,18 @@ func (l Layout) bookkeeping() int64 {
 	return 0
 }
 
-// Segments bounds how many segments a volume has whose data has so many on each
-// device, and counts the components it is made of.
+// Segments bounds the segments and components of a volume whose data has each segments per
+// device.
 func (l Layout) Segments(each int64) int64 {
 	if !l.IsRAID() {
 		return each
 	}
-	// An image and its bookkeeping per device, each about twice a segment's text.
+	// Per device an image and its bookkeeping, each about twice a segment's text.
 	return 2 + int64(l.Devices())*(each+6)
 }
 
-// Text bounds what a volume takes in the metadata, in bytes, whose data has
-// so many segments on each device: see VolumeText. LVM gives the tags to the
-// hidden volumes with a RAID volume's bookkeeping, too.
+// Text bounds the metadata of a volume whose data has each segments per device, in bytes; see
+// VolumeText. LVM copies the tags to the hidden bookkeeping volumes of a RAID volume.
 func (l Layout) Text(tags []string, each int64) int64 {
 	n := VolumeText(tags, l.Segments(each))
 	if l.IsRAID() {
@@ -138,9 +130,8 @@ func (l Layout) Text(tags []string, each int64) int64 {
 	return n
 }
 
-// Commits is by how much making a volume raises the group's sequence number:
-// the bookkeeping of RAID images is cleared while they are visible, which is a
-// change of its own.
+// Commits returns by how much creating a volume raises the sequence number: LVM first makes
+// RAID bookkeeping visible to clear it, in a change of its own.
 func (l Layout) Commits() uint64 {
 	if l.IsRAID() {
 		return raidCommits
@@ -148,7 +139,7 @@ func (l Layout) Commits() uint64 {
 	return 1
 }
 
-// raidCommits is what LVM 2.03 does; the suite that Host passes holds it to it.
+// raidCommits is true of LVM 2.03; lvmtest verifies it.
 const raidCommits = 2
 
 func (l Layout) String() string {
@@ -158,9 +149,8 @@ func (l Layout) String() string {
 	return fmt.Sprintf("%s over %d devices", l.Type, l.Devices())
 }
 
-// Of is the layout of a segment as LVM describes it: its type, on how
-// many devices or images it lies, and its stripe size in bytes. Types that
-// Carve does not make are known by their name alone.
+// Of returns the layout of a segment by LVM's type, number of devices or images, and stripe
+// size in bytes. For a type that Carve does not create, it has only the name.
 func Of(kind string, devices int, stripeSize int64) Layout {
 	switch {
 	case kind == string(Linear), kind == string(Striped) && devices < 2:
@@ -171,7 +161,7 @@ func Of(kind string, devices int, stripeSize int64) Layout {
 		return Layout{Type: RAID1, Mirrors: devices - 1}
 	case kind == string(RAID10):
 		return Layout{Type: RAID10, Stripes: devices / 2, StripeSize: stripeSize, Mirrors: 1}
-	// Variants differ in where the parity lies.
+	// Variants differ in the placement of parity.
 	case kind == string(RAID5), strings.HasPrefix(kind, "raid5_"):
 		return Layout{Type: RAID5, Stripes: devices - 1, StripeSize: stripeSize}
 	case kind == string(RAID6), strings.HasPrefix(kind, "raid6_"):
