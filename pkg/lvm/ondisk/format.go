@@ -14,9 +14,8 @@ import (
 	"github.com/carve-csi/carve/pkg/blockdev"
 )
 
-// A label in one of the first four sectors leads to the header of the physical
-// volume, that to the metadata areas, and those to the text that was committed
-// last.
+// A label in one of the first four sectors leads to the header of the physical volume, that to
+// the metadata areas, and those to the last committed text.
 const (
 	sectorSize    = blockdev.SectorSize
 	labelSectors  = 4
@@ -29,28 +28,25 @@ const (
 	pvHeaderFixed = 40 // UUID and device size
 )
 
-// LabelLength is how much of every device LVM reads to look for a label, in bytes.
+// LabelLength is the part of every device that LVM reads to find a label, in bytes.
 const LabelLength = labelSectors * sectorSize
 
-// ErrOtherGroup says that a disk belongs to another group than it is expected to.
+// ErrOtherGroup means that a disk belongs to another group than expected.
 var ErrOtherGroup = errors.New("another volume group")
 
-// errNoMetadata says that a physical volume has no metadata.
 var errNoMetadata = errors.New("no metadata on this physical volume")
 
-// Head is how the committed metadata begins, and how large it is.
+// Head is the beginning of the committed metadata.
 type Head struct {
-	// Group and UUID are the volume group's.
 	Group, UUID string
-	// Seqno is raised by LVM with every change.
-	Seqno uint64
-	// Size is the text's in bytes, and Limit the largest that LVM would write
-	// into the smallest area of the disk.
+	Seqno       uint64
+	// Size is the text's, and Limit the largest that LVM would write into the smallest area of
+	// the disk, both in bytes.
 	Size, Limit int64
 }
 
-// Check returns an ErrOtherGroup unless the text is that of the group, and of the UUID
-// if one is given.
+// Check returns ErrOtherGroup unless the text belongs to the group, and has uuid unless that is
+// empty.
 func (h *Head) Check(group, uuid string) error {
 	switch {
 	case h.Group != group:
@@ -61,9 +57,8 @@ func (h *Head) Check(group, uuid string) error {
 	return nil
 }
 
-// ReadHead reads the beginning of a physical volume's metadata, from the disk
-// itself: three small reads. An error means that the device cannot be read, is no
-// physical volume, or keeps no metadata.
+// ReadHead reads the head past the page cache, in three small reads. It fails if the device
+// cannot be read, is not a physical volume, or holds no metadata.
 func ReadHead(path string) (Head, error) {
 	f, err := blockdev.OpenUncached(path, 0)
 	if err != nil {
@@ -83,8 +78,7 @@ type Text struct {
 	Text  []byte
 }
 
-// ReadText reads the metadata of the group from one of its disks. The group has
-// the UUID, unless that is empty; ErrOtherGroup when it has not.
+// ReadText reads a group's metadata from one of its disks. It returns ErrOtherGroup like Check.
 func ReadText(path, group, uuid string) (Text, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -101,7 +95,6 @@ func ReadText(path, group, uuid string) (Text, error) {
 	return Text{h.Seqno, text}, nil
 }
 
-// readMetadata reads the newest text of a physical volume, whole or the beginning.
 func readMetadata(r io.ReaderAt, whole bool) (Head, []byte, error) {
 	header, err := findHeader(r)
 	if err != nil {
@@ -114,8 +107,8 @@ func readMetadata(r io.ReaderAt, whole bool) (Head, []byte, error) {
 	return newest(r, areas, whole)
 }
 
-// findHeader finds the header of the physical volume: its UUID, its size, and the
-// lists of areas, up to the sector's end. ErrNotFound when there is no label.
+// findHeader returns the header of the physical volume up to the sector's end: its UUID, its
+// size, and the lists of areas. It returns blockdev.ErrNotFound if there is no label.
 func findHeader(r io.ReaderAt) ([]byte, error) {
 	head := make([]byte, LabelLength)
 	if _, err := r.ReadAt(head, 0); err != nil {
@@ -137,7 +130,6 @@ func findHeader(r io.ReaderAt) ([]byte, error) {
 
 type diskArea struct{ offset, size uint64 }
 
-// metadataAreas reads where the metadata areas are.
 func metadataAreas(header []byte) ([]diskArea, error) {
 	rest := header[pvHeaderFixed:]
 	// Two lists, each ended by a zero offset: data areas, metadata areas.
@@ -158,9 +150,8 @@ func metadataAreas(header []byte) ([]diskArea, error) {
 	return lists[1], nil
 }
 
-// newest reads the text of highest sequence number among areas, whole or the
-// beginning, and the limit of the smallest area. errNoMetadata when LVM ignores
-// all of them.
+// newest returns the text with the highest sequence number, whole or its beginning, and the
+// limit of the smallest area. It returns errNoMetadata if LVM ignores all areas.
 func newest(r io.ReaderAt, areas []diskArea, whole bool) (best Head, bestText []byte, err error) {
 	limit := int64(math.MaxInt64)
 	for _, a := range areas {
@@ -187,8 +178,8 @@ func newest(r io.ReaderAt, areas []diskArea, whole bool) (best Head, bestText []
 			return Head{}, nil, err
 		}
 		h.Size = int64(t.size)
-		// Half of the ring, for the old text must stay while the new one is
-		// written, and what LVM keeps from it.
+		// LVM uses half of the ring less a reserve: the old text must survive while the new one
+		// is written.
 		limit = min(limit, int64((a.size-sectorSize)/2-sectorSize))
 		if h.Seqno > best.Seqno {
 			best, bestText = h, text
@@ -201,14 +192,12 @@ func newest(r io.ReaderAt, areas []diskArea, whole bool) (best Head, bestText []
 	return best, bestText, nil
 }
 
-// areaText is where a metadata area's committed text is, and its checksum.
 type areaText struct {
 	offset, size uint64
 	checksum     uint32
 }
 
-// locateText reads an area's header. A zero offset means an area that LVM
-// ignores.
+// locateText reads an area's header. A zero offset means an area that LVM ignores.
 func locateText(r io.ReaderAt, a diskArea) (areaText, error) {
 	var header [sectorSize]byte
 	if _, err := r.ReadAt(header[:], int64(a.offset)); err != nil {
@@ -232,8 +221,8 @@ func locateText(r io.ReaderAt, a diskArea) (areaText, error) {
 	return t, nil
 }
 
-// read reads the first n bytes of a text. The area is a ring after its header:
-// the text may wrap around.
+// read reads the first n bytes of a text, which may wrap around: the area is a ring after its
+// header.
 func (t areaText) read(r io.ReaderAt, a diskArea, n uint64) ([]byte, error) {
 	text := make([]byte, n)
 	first := min(n, a.size-t.offset)
@@ -248,14 +237,13 @@ func (t areaText) read(r io.ReaderAt, a diskArea, n uint64) ([]byte, error) {
 	return text, nil
 }
 
-// textSum is LVM's checksum of a text: CRC-32 of another beginning and without
-// the inversion at the end.
+// textSum is LVM's checksum: CRC-32 with another initial value and without the final inversion.
 func textSum(text []byte) uint32 {
 	const first = 0xf597a6cf
 	return ^crc32.Update(^uint32(first), crc32.IEEETable, text)
 }
 
-// scanHead reads `NAME {\nid = "…"\nseqno = N\n`.
+// scanHead parses `NAME {\nid = "…"\nseqno = N\n`.
 func scanHead(text []byte) (Head, error) {
 	name, rest, ok := bytes.Cut(text, []byte(" {\n"))
 	if !ok || !ValidName(string(name)) {

@@ -12,31 +12,28 @@ import (
 	"github.com/carve-csi/carve/pkg/blockdev"
 )
 
-// Label is what the first sectors of a physical volume say.
+// Label describes a physical volume by its first sectors.
 type Label struct {
-	// UUID is the physical volume's, as reports show it.
+	// UUID is formatted as in reports.
 	UUID string
-	// Group is the volume group's name, or empty. Orphan is true when its
-	// metadata says that it belongs to none; both are empty and false when it
-	// keeps no metadata.
+	// Group is the volume group's name. Orphan means that the metadata says there is none.
+	// Neither is set if the physical volume holds no metadata.
 	Group  string
 	Orphan bool
-	// KnownSize is the size of the device by LVM's metadata, and Size what it
-	// has, in bytes.
+	// KnownSize is the device's size by LVM's metadata, and Size its real one, in bytes.
 	KnownSize, Size int64
 }
 
-// uuidGroups is how reports show a UUID of 32 characters.
+// uuidGroups are the hyphenated parts of a UUID in reports.
 var uuidGroups = []int{6, 4, 4, 4, 4, 4, 6}
 
-// uuidAlphabet is what a UUID is made of.
 const uuidAlphabet = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
-// NewUUID draws a UUID in LVM's form.
+// NewUUID returns a random UUID in LVM's format.
 func NewUUID() string {
 	const length = 32
 	text := make([]byte, 0, length)
-	// Only whole rounds of the alphabet count, or some letters came more often.
+	// Use only whole rounds of the alphabet, or some letters would be more frequent.
 	const rounds = 256 / len(uuidAlphabet) * len(uuidAlphabet)
 	for len(text) < length {
 		var b [1]byte
@@ -57,9 +54,9 @@ func formatUUID(s string) string {
 	return strings.Join(parts, "-")
 }
 
-// ReadLabel reads the label and the head of the metadata of a device. ErrNotFound
-// (blockdev) when it is no physical volume. What was read before an error is
-// returned with it.
+// ReadLabel reads a device's label and the head of its metadata. It returns
+// blockdev.ErrNotFound if the device is not a physical volume. With an error it still returns
+// what it read before.
 func ReadLabel(path string) (Label, error) {
 	f, err := os.Open(path)
 	if err != nil {

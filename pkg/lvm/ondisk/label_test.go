@@ -19,7 +19,7 @@ func TestLabelsAreReadFromADisk(t *testing.T) {
 	if err != nil || l.Group == "" || l.Orphan || len(l.UUID) != 38 || l.KnownSize <= 0 {
 		t.Errorf("label %+v, error %v", l, err)
 	}
-	// Wherever it is spoilt, an error or another reading comes of it, and no panic.
+	// Corruption gives an error or another reading, and never a panic.
 	for i := range min(len(disk), 8192) {
 		spoilt := bytes.Clone(disk)
 		spoilt[i] ^= 0xff

@@ -8,30 +8,26 @@ import (
 	"strings"
 )
 
-// Pool is what the metadata say of a thin pool and of what is in it.
+// Pool describes a thin pool and its volumes by the metadata.
 type Pool struct {
 	Name string
-	// Transaction is the number that the pool's is to be.
+	// Transaction is the number that the pool should have.
 	Transaction uint64
-	// Numbers are those of the pool's volumes, by name.
-	Numbers map[string]int64
-	// Snapshots are the volumes made of another one.
+	// Numbers are device IDs, by volume.
+	Numbers   map[string]int64
 	Snapshots map[string]bool
-	// Creates and Deletes are messages that are yet to be sent: volumes by name, and
-	// numbers.
+	// Creates and Deletes are unsent messages: volumes by name, and numbers.
 	Creates []string
 	Deletes []int64
 }
 
-// NoVolume is a number that no volume of a pool has: LVM begins with 1, and goes on
-// after the highest.
+// NoVolume is a number that no volume of a pool has: LVM counts up from 1.
 const NoVolume = 1<<24 - 2
 
-// PoolsWithMessages finds the thin pools with messages in a group's metadata,
-// sorted by name.
+// PoolsWithMessages returns the thin pools with messages, sorted by name.
 func PoolsWithMessages(text []byte) ([]Pool, error) {
 	if !bytes.Contains(text, []byte("message1")) {
-		return nil, nil // as nearly always, and the text may be long
+		return nil, nil // The usual case. Do not parse: the text may be long.
 	}
 	vg, err := parseGroup(text)
 	if err != nil {
@@ -57,7 +53,7 @@ func PoolsWithMessages(text []byte) ([]Pool, error) {
 	return waiting, nil
 }
 
-// VolumeNames are the names of all volumes in a group's metadata, hidden ones too.
+// VolumeNames returns the names of all volumes, hidden ones included.
 func VolumeNames(text []byte) (map[string]bool, error) {
 	vg, err := parseGroup(text)
 	names := map[string]bool{}
@@ -68,8 +64,8 @@ func VolumeNames(text []byte) (map[string]bool, error) {
 	return names, err
 }
 
-// MergingSnapshots are the snapshots with a size of their own that are merged into their origins, or wait for
-// that, by the origins' names. LVM reports none of them.
+// MergingSnapshots maps origins to the snapshots with a size of their own that merge into them,
+// or wait for that. LVM's reports omit these.
 func MergingSnapshots(text []byte) (map[string]string, error) {
 	vg, err := parseGroup(text)
 	merging := map[string]string{}
@@ -84,7 +80,7 @@ func MergingSnapshots(text []byte) (map[string]string, error) {
 	return merging, err
 }
 
-// Caches are the volumes that have a cache, hidden ones too, by the name of the volume or pool that is the cache.
+// Caches maps caches, volumes or pools, to the volumes that have them, hidden ones included.
 func Caches(text []byte) (map[string]string, error) {
 	vg, err := parseGroup(text)
 	caches := map[string]string{}
@@ -100,7 +96,7 @@ func Caches(text []byte) (map[string]string, error) {
 	return caches, err
 }
 
-// firstSegment is the first segment of a volume, or nil.
+// firstSegment returns nil if there is none.
 func firstSegment(volumes section, name string) section {
 	volume, _ := volumes[name].(section)
 	segment, _ := volume["segment1"].(section)

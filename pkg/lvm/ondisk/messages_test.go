@@ -6,7 +6,6 @@ import (
 	"testing"
 )
 
-// messageText is a group with two pools, of which one has a volume and messages.
 const messageText = `g {
 id = "x"
 seqno = 7

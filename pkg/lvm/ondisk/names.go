@@ -5,16 +5,14 @@ import (
 	"strings"
 )
 
-// LVM's limits on the strings it stores.
 const (
 	maxNameLength = 127
 	maxTagLength  = 1024
 )
 
-// ValidName reports whether s can name a volume group or logical volume:
-// 1 to 127 of [A-Za-z0-9+_.-], not starting with a hyphen, not "." or "..".
-// Names that LVM reserves for components (_tmeta, snapshot…) are not
-// looked for: the names Carve makes cannot collide with them.
+// ValidName reports whether s can name a volume group or logical volume: 1 to 127 of
+// [A-Za-z0-9+_.-], not starting with a hyphen, not "." or "..". It accepts names that LVM
+// reserves for components (_tmeta, snapshot…): Carve's names cannot collide with those.
 func ValidName(s string) bool {
 	if s == "" || len(s) > maxNameLength || s[0] == '-' || s == "." || s == ".." {
 		return false
@@ -27,8 +25,8 @@ func ValidName(s string) bool {
 	return true
 }
 
-// ValidTag reports whether s can be a tag: 1 to 1024 of [A-Za-z0-9_+.-/=!:#&],
-// not starting with a hyphen.
+// ValidTag reports whether s can be a tag: 1 to 1024 of [A-Za-z0-9_+.-/=!:#&], not starting
+// with a hyphen.
 func ValidTag(s string) bool {
 	if s == "" || len(s) > maxTagLength || s[0] == '-' {
 		return false
@@ -41,8 +39,8 @@ func ValidTag(s string) bool {
 	return true
 }
 
-// EscapeTag makes any string usable within a tag: bytes that a tag cannot
-// hold, and '#' itself, become '#' and two lower-case hexadecimal digits.
+// EscapeTag makes any string usable within a tag. It replaces '#', and bytes that a tag cannot
+// hold, by '#' and two lower-case hexadecimal digits.
 func EscapeTag(s string) string {
 	const hex = "0123456789abcdef"
 	var b strings.Builder
@@ -58,8 +56,8 @@ func EscapeTag(s string) string {
 	return b.String()
 }
 
-// UnescapeTag undoes EscapeTag. It fails on a '#' that no two lower-case
-// hexadecimal digits follow.
+// UnescapeTag reverses EscapeTag. It fails unless two lower-case hexadecimal digits follow each
+// '#'.
 func UnescapeTag(s string) (string, error) {
 	if !strings.Contains(s, "#") {
 		return s, nil

@@ -8,28 +8,27 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/layout"
 )
 
-// Placement is where everything in a group lies.
+// Placement describes where a group's volumes lie.
 type Placement struct {
 	Seqno uint64
-	// Free has the free extents of each device, by its UUID, in order. A
-	// device without free extents has none, or is absent.
+	// Free lists the free extents of each device in order, by UUID. A full device may be
+	// absent.
 	Free map[string][]layout.Run
-	// Volumes has all volumes by name, hidden ones too.
+	// Volumes includes hidden ones.
 	Volumes map[string]Volume
 }
 
-// Volume is how and where one volume lies.
+// Volume describes how and where a volume lies.
 type Volume struct {
-	// Layout is that of its last segment, which is how it grows.
+	// Layout is that of the last segment, in which the volume grows.
 	Layout layout.Layout
-	// On names the UUIDs of the devices it lies on, bookkeeping included,
-	// sorted.
+	// On lists the sorted UUIDs of the volume's devices, bookkeeping included.
 	On []string
 	// Size is in bytes.
 	Size int64
 }
 
-// ParsePlacement makes sense of a group's metadata text.
+// ParsePlacement parses a group's metadata text.
 func ParsePlacement(text []byte) (Placement, error) {
 	vg, err := parseGroup(text)
 	if err != nil {
@@ -59,13 +58,11 @@ func ParsePlacement(text []byte) (Placement, error) {
 	return p, r.err
 }
 
-// placementReader reads settings and keeps the first error.
 type placementReader struct {
-	// uuids are those of the devices, by the text's names for them.
+	// uuids and used, the allocated extents, are by the devices' names in the text.
 	uuids map[string]string
-	// used is what is allocated, by the same names.
-	used map[string][]layout.Run
-	// on remembers what devices found out, by volume.
+	used  map[string][]layout.Run
+	// on caches the results of devices.
 	on  map[string][]string
 	err error
 }
@@ -92,7 +89,7 @@ func (r *placementReader) text(s section, key string) string {
 	return t
 }
 
-// sections are the sections within s[key], which may be absent.
+// sections accepts an absent key.
 func (r *placementReader) sections(s section, key string) map[string]section {
 	all := map[string]section{}
 	within, ok := s[key].(section)
@@ -107,7 +104,6 @@ func (r *placementReader) sections(s section, key string) map[string]section {
 	return all
 }
 
-// segments are a volume's, in order.
 func (r *placementReader) segments(volume section) []section {
 	n := r.number(volume, "segment_count")
 	var all []section
@@ -122,7 +118,6 @@ func (r *placementReader) segments(volume section) []section {
 	return all
 }
 
-// extents are how many a volume has.
 func (r *placementReader) extents(volume section) int64 {
 	var n int64
 	for _, s := range r.segments(volume) {
@@ -145,8 +140,8 @@ func (r *placementReader) layout(volume section) layout.Layout {
 	return layout.Of(r.text(s, "type"), int(devices), sectors*sectorSize)
 }
 
-// devices follows a volume through the volumes it is made of down to devices, and
-// notes what it uses of them. Depth guards against circles.
+// devices returns the devices below a volume and records the extents that it uses there. depth
+// guards against cycles.
 func (r *placementReader) devices(volumes map[string]section, volume string, depth int) []string {
 	if on, done := r.on[volume]; done || depth > maxTextDepth {
 		return on
@@ -159,7 +154,7 @@ func (r *placementReader) devices(volumes map[string]section, volume string, dep
 			for i, v := range list {
 				name, ok := v.(string)
 				if !ok {
-					continue // where in it: see allocate
+					continue // the position in it, see allocate
 				}
 				if uuid, ok := r.uuids[name]; ok {
 					on = append(on, uuid)
@@ -178,12 +173,11 @@ func (r *placementReader) devices(volumes map[string]section, volume string, dep
 	return on
 }
 
-// allocate notes that a segment has extents of a device: the list names the
-// device and then its first extent.
+// allocate records extents of a segment: in the list, the first extent follows the device.
 func (r *placementReader) allocate(segment section, device string, list []any, i int) {
 	length, areas := r.number(segment, "extent_count"), int64(len(list)/2)
 	if strings.HasPrefix(r.text(segment, "type"), "mirror") {
-		areas = 1 // every leg is as long as the whole
+		areas = 1 // Every leg is as long as the whole.
 	}
 	if i+1 >= len(list) || areas == 0 {
 		r.fail("a segment's list of devices is cut short")
@@ -197,8 +191,8 @@ func (r *placementReader) allocate(segment section, device string, list []any, i
 	r.used[device] = append(r.used[device], layout.Run{Start: start, Length: length / areas})
 }
 
-// complement is what is left of size extents; ok is false when the ranges used
-// do not fit into it or overlap.
+// complement returns the unused ones of size extents. ok is false if the used ranges do not fit
+// or overlap.
 func complement(used []layout.Run, size int64) (free []layout.Run, ok bool) {
 	slices.SortFunc(used, func(a, b layout.Run) int { return int(min(1, max(-1, a.Start-b.Start))) })
 	next := int64(0)

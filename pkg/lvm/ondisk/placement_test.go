@@ -35,8 +35,6 @@ func TestWhereVolumesLieIsReadFromADisk(t *testing.T) {
 	}
 }
 
-// raidText is a group with a raid5, a striped volume in two segments, a thin
-// pool and a full device.
 const raidText = `g {
 id = "x"
 seqno = 7

@@ -7,8 +7,7 @@ import (
 	"strings"
 )
 
-// LVM's metadata text: sections of settings, each a number, a string or a list
-// of those.
+// LVM's metadata text has sections of settings, each a number, a string or a list of those.
 //
 //	group {
 //	seqno = 12
@@ -16,15 +15,14 @@ import (
 //	physical_volumes { pv0 { … } }
 //	}
 
-// section is what is in braces in the text, or the whole of it. Its values are
-// int64, string, []any of those, or section.
+// section is a section of the text, or all of it. Values are int64, string, []any of those, or
+// section.
 type section map[string]any
 
-// maxTextDepth bounds how deep sections nest; LVM's are four deep.
+// maxTextDepth bounds the nesting of sections; LVM nests four.
 const maxTextDepth = 16
 
-// parseText reads the whole text. It is strict: what is not in the form above
-// is an error.
+// parseText rejects anything but the form above.
 func parseText(text []byte) (section, error) {
 	p := textParser{rest: bytes.TrimRight(text, "\x00")}
 	s := p.settings(0)
@@ -37,7 +35,6 @@ func parseText(text []byte) (section, error) {
 	return s, nil
 }
 
-// parseGroup reads the section of the one group that a metadata text is about.
 func parseGroup(text []byte) (section, error) {
 	root, err := parseText(text)
 	if err != nil {
@@ -55,7 +52,6 @@ func parseGroup(text []byte) (section, error) {
 	return vg, nil
 }
 
-// textParser consumes rest until the first error.
 type textParser struct {
 	rest []byte
 	err  error
@@ -67,8 +63,8 @@ func (p *textParser) fail(format string, args ...any) {
 	}
 }
 
-// peek skips white space and comments and returns the next byte, 0 at the end
-// and after an error.
+// peek skips white space and comments. It returns the next byte, or 0 at the end and after an
+// error.
 func (p *textParser) peek() byte {
 	for p.err == nil && len(p.rest) > 0 {
 		switch c := p.rest[0]; c {
@@ -144,7 +140,7 @@ func (p *textParser) scalar() any {
 	word := p.word()
 	n, err := strconv.ParseInt(word, 10, 64)
 	if err != nil {
-		// No setting that is looked at is a fraction.
+		// Carve uses no setting that is a fraction.
 		if _, err := strconv.ParseFloat(word, 64); err != nil {
 			p.fail("%q is no value", word)
 		}
@@ -153,7 +149,7 @@ func (p *textParser) scalar() any {
 	return n
 }
 
-// quoted reads a string in which a backslash takes the next byte as it is.
+// quoted reads a string in which a backslash escapes the next byte.
 func (p *textParser) quoted() string {
 	p.take('"')
 	if end := bytes.IndexByte(p.rest, '"'); end >= 0 && bytes.IndexByte(p.rest[:end], '\\') < 0 {
@@ -178,7 +174,6 @@ func (p *textParser) quoted() string {
 	return ""
 }
 
-// word reads a name or a number.
 func (p *textParser) word() string {
 	p.peek()
 	n := 0
