@@ -13,7 +13,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 )
 
-// TB is what both tests and generators of random cases have.
+// TB is the common part of tests and of generators of random cases.
 type TB interface {
 	Helper()
 	Errorf(format string, args ...any)
@@ -25,7 +25,6 @@ var (
 	_ TB = (*testing.B)(nil)
 )
 
-// layouts are what Capacity makes volumes of.
 var layouts = []layout.Layout{
 	{},
 	{Type: layout.Striped, Stripes: 2, StripeSize: 64 << 10},
@@ -37,7 +36,6 @@ var layouts = []layout.Layout{
 	{Type: layout.RAID6, Stripes: 3},
 }
 
-// history is a group to which random things happen.
 type history struct {
 	TB
 	Env
@@ -56,11 +54,10 @@ type carved struct {
 	extents int64
 }
 
-// Capacity makes, grows and removes volumes of random layouts in a group of
-// several devices, and holds the arithmetic against what happens: the largest
-// volume can be made and one unit more cannot, each takes of each device what
-// was planned, and what the disks say of themselves is what a scan finds.
-// random returns numbers from 0 to below n.
+// Capacity creates, grows and removes volumes of random layouts in a group of several devices,
+// and checks the arithmetic: the largest volume fits and one unit more does not, each volume
+// takes what was planned of each device, and the placement on disk matches the scan. random
+// returns numbers from 0 to n-1.
 func Capacity(t TB, e Env, steps int, random func(n int) int) {
 	t.Helper()
 	h := &history{TB: t, Env: e, random: random}
@@ -78,7 +75,7 @@ func Capacity(t TB, e Env, steps int, random func(n int) int) {
 	h.scan()
 }
 
-// scan brings the history up to date and compares the two ways to do so.
+// scan also compares the scan with the placement.
 func (h *history) scan() {
 	h.Helper()
 	found, err := h.Groups.Scan(context.Background(), []string{h.Group})
@@ -113,7 +110,6 @@ func layoutType(l layout.Layout) layout.Type {
 	return l.Type
 }
 
-// look reads the placement.
 func (h *history) look() {
 	h.Helper()
 	var err error
@@ -125,7 +121,7 @@ func (h *history) look() {
 
 func (h *history) free() []layout.Free { return h.group.FreeIn(h.placement) }
 
-// size draws a size up to the largest, often that.
+// size draws a size up to the largest, often the largest.
 func (h *history) size(l layout.Layout, most int64) int64 {
 	if h.random(3) == 0 {
 		return most
@@ -159,7 +155,7 @@ func (h *history) create() {
 	h.took(l.Commits(), free, o.On)
 }
 
-// freest are the devices of which a volume would be made if there were free space.
+// freest returns shares of the devices that a volume would use, each larger than what is free.
 func freest(l layout.Layout, free []layout.Free) []layout.Share {
 	sorted := slices.Clone(free)
 	slices.SortStableFunc(sorted, func(a, b layout.Free) int { return int(b.Extents() - a.Extents()) })
@@ -217,7 +213,7 @@ func (h *history) remove() {
 	}
 	h.volumes = slices.Delete(h.volumes, i, i+1)
 	h.look()
-	// The bookkeeping is taken once, when the volume is made.
+	// Bookkeeping is taken once, at creation.
 	if got := sum(h.free()) - before; got != m.layout.Raw(m.extents) {
 		h.Errorf("%d extents came back from %+v, want %d", got, m, m.layout.Raw(m.extents))
 	}
@@ -226,7 +222,6 @@ func (h *history) remove() {
 	}
 }
 
-// took checks what a command took of each device.
 func (h *history) took(commits uint64, before []layout.Free, shares []layout.Share) {
 	h.Helper()
 	was := h.seqno
@@ -247,7 +242,6 @@ func (h *history) took(commits uint64, before []layout.Free, shares []layout.Sha
 	}
 }
 
-// unchanged checks that a refused command did nothing.
 func (h *history) unchanged() {
 	h.Helper()
 	was := h.seqno

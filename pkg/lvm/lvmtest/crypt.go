@@ -13,8 +13,7 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// cryptCases are about lvm.Crypt. Names differ from all others: encrypted
-// devices are named without their group.
+// cryptCases use names of their own, as encrypted devices are named without their group.
 var cryptCases = []struct {
 	name string
 	test func(*testing.T, Env)
@@ -29,10 +28,8 @@ var cryptCases = []struct {
 
 const pattern = "plain text that none may find ! "
 
-// block is what is written: 64 KiB of a pattern.
 func block() []byte { return bytes.Repeat([]byte(pattern), 64<<10/len(pattern)) }
 
-// encrypt makes a volume of one extent with an encrypted device.
 func (e Env) encrypt(t *testing.T, name string) {
 	t.Helper()
 	e.create(t, name, 1)
@@ -47,7 +44,6 @@ func (e Env) encrypt(t *testing.T, name string) {
 	})
 }
 
-// writePattern writes the pattern through the encrypted device.
 func (e Env) writePattern(t *testing.T, name string, off int64) {
 	t.Helper()
 	e.through(t, name, func(h blockdev.Handle) {
@@ -60,7 +56,6 @@ func (e Env) writePattern(t *testing.T, name string, off int64) {
 	})
 }
 
-// reads reports whether the pattern is read through the encrypted device.
 func (e Env) reads(t *testing.T, name string, off int64) (same bool) {
 	t.Helper()
 	e.through(t, name, func(h blockdev.Handle) {
@@ -68,7 +63,7 @@ func (e Env) reads(t *testing.T, name string, off int64) (same bool) {
 		if _, err := h.ReadAt(b, off); err != nil {
 			t.Error(err)
 		}
-		// The fake remembers the first byte of each block.
+		// The fake remembers only the first byte of each block.
 		same = b[0] == pattern[0] && b[4096] == pattern[0]
 	})
 	return same
@@ -191,7 +186,7 @@ func endsWithDevice(t *testing.T, e Env) {
 	e.scan(t)
 	e.encrypt(t, "cvcrypt5")
 	e.writePattern(t, "cvcrypt5", 0)
-	// A reboot takes both; by hand, the upper one must go first.
+	// A reboot removes both devices; here the upper one must go first.
 	must.Succeed(t, e.Groups.ForgetKey("cvcrypt5"))
 	e.Deactivate()
 	_, err := e.Groups.Encrypt(e.Group, "cvcrypt5", lvm.CryptOptions{})

@@ -10,18 +10,17 @@ import (
 
 // DeviceEnv is a machine with two blank disks.
 type DeviceEnv struct {
-	Groups  lvm.Groups
-	Devices lvm.Devices
-	// First and Second are the paths of the disks.
+	Groups        lvm.Groups
+	Devices       lvm.Devices
 	First, Second string
-	// Group is a name that no volume group has.
+	// Group is an unused name.
 	Group string
 	// Mark puts a file system on a disk.
 	Mark func(device string)
 }
 
-// RunDevices runs the suite of lvm.Devices. setup makes a fresh DeviceEnv and
-// registers its clean-up on t.
+// RunDevices runs the suite of lvm.Devices. setup returns a fresh DeviceEnv and registers its
+// clean-up on t.
 func RunDevices(t *testing.T, setup func(t *testing.T) DeviceEnv) {
 	for _, c := range []struct {
 		name string
@@ -60,7 +59,7 @@ func blank(t *testing.T, e DeviceEnv) {
 	wantErr(t, "Examine of no device", err, lvm.ErrNotFound)
 }
 
-// init makes a disk a physical volume and returns its UUID.
+// init returns the physical volume's UUID.
 func (e DeviceEnv) init(t *testing.T, device string) string {
 	t.Helper()
 	uuid := ondisk.NewUUID()
@@ -103,7 +102,7 @@ func made(t *testing.T, e DeviceEnv) {
 	if m, err := e.Groups.Metadata(e.Group); err != nil || m.Limit < 1<<20-(4<<10) {
 		t.Errorf("metadata %+v, error %v", m, err)
 	}
-	// A volume shows that the group is usable.
+	// A volume proves that the group is usable.
 	Env{Groups: e.Groups, Group: e.Group}.create(t, "cv1", 1)
 }
 
@@ -124,7 +123,7 @@ func added(t *testing.T, e DeviceEnv) {
 	before := e.scan(t)
 	uuid := e.init(t, e.Second)
 	must.Succeed(t, e.Devices.ExtendGroup(t.Context(), e.Group, []string{e.Second}))
-	// What was added is known at once, without a scan.
+	// The addition is known without a scan.
 	if m, err := e.Groups.Metadata(e.Group); err != nil || m.Seqno != before.Seqno+1 {
 		t.Errorf("metadata %+v, error %v; it was %d", m, err, before.Seqno)
 	}
@@ -132,7 +131,7 @@ func added(t *testing.T, e DeviceEnv) {
 	if len(after.Devices) != 2 || after.Devices[1].UUID != uuid || after.MissingDevices != 0 || after.Allocatable() <= before.Allocatable() {
 		t.Errorf("group %+v, then %+v", before, after)
 	}
-	// Nothing has grown: making all of a disk available changes nothing that counts.
+	// The disk has not grown, so nothing important changes.
 	if err := e.Devices.ResizeDevice(t.Context(), e.Group, e.First); err != nil {
 		t.Error(err)
 	}

@@ -1,9 +1,6 @@
-// Package lvmtest is the suite that every implementation of lvm.Groups passes:
-// it says what callers may rely on.
-//
-// It owns no LVM: each implementation gives it an Env with one empty volume
-// group, and removes the group afterwards. It is called from the tests of the
-// implementations only.
+// Package lvmtest is the suite that every implementation of lvm.Groups must pass, and so what
+// callers may rely on. Each implementation provides an Env with an empty volume group, and
+// removes the group afterwards.
 package lvmtest
 
 import (
@@ -27,20 +24,20 @@ import (
 type Env struct {
 	Groups lvm.Groups
 	Group  string
-	// Hold opens a volume's device as a user would, until release is called.
+	// Hold opens a volume's device like a user, until release.
 	Hold func(group, volume string) (release func(), err error)
-	// HoldCrypt does so with its encrypted device.
+	// HoldCrypt is Hold for its encrypted device.
 	HoldCrypt func(group, volume string) (release func(), err error)
-	// Deactivate takes the devices of the group's volumes away, as a reboot does.
+	// Deactivate removes the devices of the group's volumes, like a reboot.
 	Deactivate func()
-	// MakeInconsistent makes a volume's device what an extension leaves that is killed before
-	// it commits.
+	// MakeInconsistent leaves a volume's device like an extension that is killed before it
+	// commits.
 	MakeInconsistent func(volume string)
-	// MakeSnapshot makes a snapshot with a size of its own, as an administrator does.
+	// MakeSnapshot creates a snapshot with a size of its own, like an administrator.
 	MakeSnapshot func(origin, name string)
 }
 
-// Run runs the suite. setup makes a fresh Env and registers its clean-up on t.
+// Run runs the suite. setup returns a fresh Env and registers its clean-up on t.
 func Run(t *testing.T, setup func(t *testing.T) Env) {
 	for _, c := range []struct {
 		name string
@@ -210,8 +207,7 @@ func fragmented(t *testing.T, e Env) {
 	}
 }
 
-// metadata fills the metadata, not the extents, with volumes that have tags as
-// large as can be.
+// metadata fills the metadata before the extents, by volumes with the largest tags.
 func metadata(t *testing.T, e Env) {
 	e.scan(t)
 	tags := make([]string, 64)
@@ -289,7 +285,7 @@ func extended(t *testing.T, e Env) {
 	}
 }
 
-// dependedOn has a snapshot made after the last scan: only LVM itself knows of it.
+// The snapshot is newer than the last scan, so only LVM knows of it.
 func dependedOn(t *testing.T, e Env) {
 	e.scan(t)
 	for _, name := range []string{"cv1", "cv2"} {
@@ -375,7 +371,7 @@ func zeroed(t *testing.T, e Env) {
 	for _, c := range []struct {
 		name  string
 		clear func(off, length int64) error
-		// may be read where it cleared.
+		// may lists what the cleared range may contain.
 		may []byte
 	}{
 		{"Zero", h.Zero, []byte{0}},
@@ -383,7 +379,7 @@ func zeroed(t *testing.T, e Env) {
 		{"Discard", h.Discard, []byte{0, 0x5a}},
 	} {
 		write(t, h, 0, h.Size(), 0x5a)
-		// In the middle of the first extent, and into the second.
+		// From the middle of the first extent into the second.
 		if err := errors.Join(c.clear(half, g.ExtentSize), h.Sync()); err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}
@@ -399,13 +395,12 @@ func zeroed(t *testing.T, e Env) {
 	}
 }
 
-// write fills a range with a pattern.
 func write(t *testing.T, h blockdev.Handle, off, length int64, pattern byte) {
 	t.Helper()
 	must.Get(h.WriteAt(bytes.Repeat([]byte{pattern}, int(length)), off))(t)
 }
 
-// reads fails the test when something else is read of a range than may be.
+// reads fails the test if a range contains anything else than may.
 func reads(t *testing.T, what string, h blockdev.Handle, off, length int64, may ...byte) {
 	t.Helper()
 	b := make([]byte, length)
@@ -433,7 +428,7 @@ func repaired(t *testing.T, e Env) {
 	if err := e.Groups.Repair(t.Context(), e.Group, []string{"cv1"}); err != nil {
 		t.Error(err)
 	}
-	inconsistent("cv2") // It was not asked for.
+	inconsistent("cv2") // Repair was not asked for it.
 	for range 2 {
 		if err := e.Groups.Repair(t.Context(), e.Group, []string{"cv1", "cv2"}); err != nil {
 			t.Error(err)

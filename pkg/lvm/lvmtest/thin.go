@@ -9,7 +9,6 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// thinCases are the suite's cases about thin pools.
 var thinCases = []struct {
 	name string
 	test func(*testing.T, Env)
@@ -32,7 +31,6 @@ const (
 	metadataBlock = 4096
 )
 
-// pool makes a pool in the empty group.
 func (e Env) pool(t *testing.T) lvm.Group {
 	t.Helper()
 	g := e.scan(t)
@@ -65,7 +63,6 @@ func (e Env) status(t *testing.T) lvm.PoolStatus {
 	return s
 }
 
-// fill writes to the beginning of a volume.
 func (e Env) fill(t *testing.T, name string, length int64, pattern byte) error {
 	t.Helper()
 	h, err := e.Groups.Open(e.Group, name)
@@ -83,7 +80,6 @@ func (e Env) fill(t *testing.T, name string, length int64, pattern byte) error {
 	return errors.Join(err, h.Close())
 }
 
-// holds checks that a volume holds the pattern over a stretch.
 func (e Env) holds(t *testing.T, name string, off, length int64, pattern byte) {
 	t.Helper()
 	h, err := e.Groups.Open(e.Group, name)
@@ -264,7 +260,7 @@ func poolFull(t *testing.T, e Env) {
 	e.thin(t, "cv2", 1)
 	e.holds(t, "cv2", 0, g.ExtentSize, 0)
 	must.Succeed(t, e.fill(t, "cv2", poolChunk/2, 0x44))
-	// The rest of a chunk that is new to the volume is zeroes, too.
+	// The rest of a chunk that is new to the volume is zeroed, too.
 	e.holds(t, "cv2", poolChunk/2, poolChunk/2, 0)
 }
 
