@@ -2,8 +2,8 @@ package command
 
 import "sync"
 
-// headBuffer keeps the first limit bytes written to it and drops the rest. It embeds no
-// bytes.Buffer: io.Copy would go around Write by that one's ReadFrom.
+// headBuffer keeps the first limit bytes written to it. It does not embed bytes.Buffer: io.Copy
+// would bypass Write by the ReadFrom of that.
 type headBuffer struct {
 	kept      []byte
 	limit     int
@@ -17,9 +17,9 @@ func (b *headBuffer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Words keeps the first and the last Limit/2 bytes written to it: the first
-// message of a program is often the cause, the last one the consequence. Limit is
-// set before use. It is safe for concurrent use.
+// Words keeps the first and the last Limit/2 bytes written to it: the first message of a
+// program is often the cause, the last one the consequence. Set Limit before use. Words is safe
+// for concurrent use.
 type Words struct {
 	Limit int
 
@@ -42,7 +42,7 @@ func (w *Words) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// String is what was kept, with a line of dots where something was dropped.
+// String returns the bytes kept, with a line of dots in place of dropped ones.
 func (w *Words) String() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -52,7 +52,7 @@ func (w *Words) String() string {
 	return string(w.head) + "\n…\n" + string(w.tail)
 }
 
-// Reset forgets what was written.
+// Reset drops everything written.
 func (w *Words) Reset() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

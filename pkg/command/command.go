@@ -10,62 +10,57 @@ import (
 	"time"
 )
 
-// Path is where programs are looked for by those that the program starts, and
-// where they are installed in Carve's images.
+// Path is the PATH of programs in Carve's images, for their children too.
 const Path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // Command is a program to run.
 type Command struct {
-	// Program is a path, or a name that is looked up in PATH.
+	// Program is a path, or a name to look up in PATH.
 	Program string
 	Args    []string
 	// Env is the whole environment.
-	Env []string
-	// Input is what the program reads from its standard input; nil is nothing.
+	Env   []string
 	Input []byte
-	// Holds, if set, is an open file that the program has as its standard input in place of Input,
-	// such as a lock, which it has so until it is gone.
+	// Holds, unless nil, replaces Input as the standard input. The process has the file, such
+	// as a lock, open until it is gone.
 	Holds *os.File
-	// MaxOutput bounds what is kept of the standard output, in bytes: the
-	// beginning. MaxErrors bounds what is kept of the standard error: the
-	// beginning and the end. With one of them 0, both go to the other. What is not
-	// kept is read and dropped.
+	// MaxOutput bounds the kept beginning of standard output, MaxErrors the kept beginning and
+	// end of standard error, in bytes. If one is 0, both streams go to the other. Run drops the
+	// rest.
 	MaxOutput, MaxErrors int
-	// Memory bounds the program's data, in bytes; 0 is no limit. What it needs
-	// beyond that it does not get, and says so (RLIMIT_DATA, getrlimit(2)).
-	// prlimit(1) sets it, so no right to trace is needed.
+	// Memory bounds the program's data, in bytes; 0 means no limit. Allocations beyond it fail
+	// in the program (RLIMIT_DATA, getrlimit(2)). prlimit(1) sets it, so Carve needs no right
+	// to trace.
 	Memory int64
-	// Abandon has Run return when the process is not gone shortly after it was
-	// killed. Without it, Run waits for as long as that takes: a process that is
-	// not gone may still write what it was writing.
+	// Abandon makes Run return if the process is not gone shortly after it was killed.
+	// Otherwise Run waits until it is gone, as it may still be writing.
 	Abandon bool
-	// Device is the path of what the program works on; empty is nothing. It implies Abandon, and while a process that was abandoned is not gone, Run
-	// starts no other one for its device and returns ErrHangs.
+	// Device is the path of the device that the program works on, or empty. It implies Abandon.
+	// Until an abandoned process is gone, Run starts no other one for its device and returns
+	// ErrHangs.
 	Device string
-	// Waiting, if set, is called with true when the process has done nothing for a while, as
-	// one that waits in the kernel for a device, and with false when it goes on. It is not
-	// called at the same time by one Run, nor after it.
+	// Waiting, unless nil, is called with true when the process has done nothing for a while,
+	// as if waiting in the kernel for a device, and with false when it goes on. One Run makes
+	// these calls one at a time and none after it returns.
 	Waiting func(bool)
 }
 
-// Result is what a program left. It is empty when the process was abandoned.
+// Result is the result of a program. It is empty if Run abandoned the process.
 type Result struct {
-	// Output and Errors are what was kept, and Truncated is true when some of
-	// the output was not.
+	// Truncated means that output was dropped.
 	Output    []byte
 	Errors    string
 	Truncated bool
-	// ExitCode is -1 when the process was killed or never started.
+	// ExitCode is -1 if the process was killed or never started.
 	ExitCode int
 }
 
-// KilledError says that a command's context ended before the command did.
+// KilledError means that a command's context ended before the command did.
 type KilledError struct {
-	// Cause is the context's.
 	Cause error
-	// Stuck is true when the process is not gone: it hangs in the kernel.
+	// Stuck means that the process hangs in the kernel.
 	Stuck bool
-	// Gone is closed once a process that is stuck is gone. Run sets it with Stuck.
+	// Gone is closed when a stuck process is gone. Run sets it with Stuck.
 	Gone <-chan struct{}
 }
 
@@ -79,15 +74,12 @@ func (e *KilledError) Error() string {
 // Unwrap returns the cause.
 func (e *KilledError) Unwrap() error { return e.Cause }
 
-// Run runs a command to its end, or kills it with all it started when the
-// context ends. The error is nil when it succeeded, an *exec.ExitError when it
-// failed, a *KilledError when it was killed, the context's cause when it was not
-// started for that, ErrHangs when its device was the reason, and otherwise why it could
-// not be started.
+// Run runs a command to its end, or kills it with its process group when the context ends. The
+// error is nil on success, an *exec.ExitError if the command failed, and a *KilledError if Run
+// killed it. If Run did not start the command, it is the context's cause, ErrHangs, or the
+// reason that it could not start.
 func Run(ctx context.Context, c Command) (Result, error) { return run(ctx, c, reapGrace, waitingLook) }
 
-// run is Run with the time that a killed process has to be gone, and that between two looks at
-// what a process does.
 func run(ctx context.Context, c Command, grace, look time.Duration) (Result, error) {
 	if ctx.Err() != nil {
 		return Result{ExitCode: -1}, context.Cause(ctx)
@@ -129,7 +121,7 @@ func run(ctx context.Context, c Command, grace, look time.Duration) (Result, err
 		if killed.Stuck = !p.Kill(grace); killed.Stuck && (c.Abandon || c.Device != "") {
 			hanging.add(c.Device, p)
 			killed.Gone = p.Gone()
-			// The output is still written to.
+			// The process may still write the output.
 			return Result{ExitCode: -1}, killed
 		}
 		<-p.Gone()
@@ -142,24 +134,23 @@ func run(ctx context.Context, c Command, grace, look time.Duration) (Result, err
 	case killed != nil:
 		return r, killed
 	case errors.Is(err, exec.ErrWaitDelay) && r.ExitCode == 0:
-		return r, nil // a grandchild has the output
+		return r, nil // a grandchild holds the output open
 	default:
 		return r, err
 	}
 }
 
-// limited returns the program to start, below prlimit where its memory is bounded.
 func (c *Command) limited() (*exec.Cmd, error) {
 	if c.Memory == 0 {
 		return exec.Command(c.Program, c.Args...), nil
 	}
-	program, err := exec.LookPath(c.Program) // prlimit would report one that is missing by an exit status
+	program, err := exec.LookPath(c.Program) // prlimit would report a missing one by an exit status
 	if err != nil {
 		return nil, err
 	}
 	return exec.Command("prlimit", append([]string{fmt.Sprintf("--data=%d", c.Memory), "--", program}, c.Args...)...), nil
 }
 
-// reapGrace is how long a killed process may take to be gone before it counts as
-// stuck, and how long the pipes that a grandchild holds open are read.
+// reapGrace is how long a killed process may take to be gone before it counts as stuck, and how
+// long Run reads pipes that a grandchild holds open.
 const reapGrace = 2 * time.Second

@@ -17,7 +17,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// sh is a command that runs a script.
 func sh(script string, args ...string) Command {
 	return Command{Program: "sh", Args: append([]string{"-c", script, "sh"}, args...), Env: []string{"PATH=" + Path}, MaxOutput: 4096}
 }
@@ -89,7 +88,7 @@ func TestTheContextsEndKillsAProgramWithItsChildren(t *testing.T) {
 	})
 	t.Cleanup(func() {
 		if pid, err := strconv.Atoi(child); err == nil {
-			_ = syscall.Kill(pid, syscall.SIGKILL) // if it still runs
+			_ = syscall.Kill(pid, syscall.SIGKILL) // in case it still runs
 		}
 	})
 	cancel(why)
@@ -107,15 +106,14 @@ func TestTheContextsEndKillsAProgramWithItsChildren(t *testing.T) {
 	})
 }
 
-// lingering is a program that is not gone for two seconds after it was killed: a
-// grandchild, which is not in its process group, holds its output.
+// lingering lasts two seconds after its kill: a grandchild outside its process group holds its
+// output.
 func lingering(started string) Command {
-	// Before it has a session of its own, it would be killed with the rest.
+	// Before the grandchild has a session of its own, it would be killed with the rest.
 	return sh(`setsid sh -c 'touch "$0"; exec sleep 10' "$1" & sleep 3600`, started)
 }
 
-// runLingering kills a lingering program and waits for hardly any time until it counts
-// as stuck.
+// runLingering kills a lingering program and hardly waits before that counts as stuck.
 func runLingering(t *testing.T, abandon bool) (stuckMeanwhile int, took time.Duration, err error) {
 	t.Helper()
 	before := Stuck()
@@ -236,7 +234,7 @@ func TestAProcessThatDoesNothingWaits(t *testing.T) {
 
 func TestMemoryIsLimitedBeforeProgramStarts(t *testing.T) {
 	const memory = 8 << 20
-	// A limit that comes after the program has begun is seen by some of these only.
+	// A limit set after the program's start would spare some of these runs.
 	for range 50 {
 		c := Command{Program: "cat", Args: []string{"/proc/self/limits"}, Env: []string{"PATH=" + Path}, MaxOutput: 4096, Memory: memory}
 		r, err := Run(t.Context(), c)

@@ -1,13 +1,6 @@
-// Package command runs programs: each in a process group of its own that is
-// killed as a whole when its context ends, with bounded output, and with the
-// end of this process.
+// Package command runs programs, each in a process group of its own that it kills as a whole
+// when the context ends. It bounds their output, and they end with this process.
 //
-// It owns how a process is started, killed and waited for, and counts those that
-// were killed and are not gone. It knows no program, and reads no output.
-//
-// A process that waits in the kernel for a device that does not answer cannot be
-// killed. Stuck counts it until it is gone, and no other program is run for its device.
-//
-// Callers: pkg/lvm, pkg/filesystem and pkg/luks run programs; pkg/lvmd and pkg/driver
-// share Places among those that they have them run.
+// A process that waits in the kernel for an unresponsive device cannot be killed. Stuck counts
+// it until it is gone, and until then Run starts no other program for its device.
 package command

@@ -8,11 +8,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrHangs says that a program was not started: an earlier one on the same device was killed, and
-// is not gone. It may still write what it was writing.
+// ErrHangs means that Run started no program: an earlier one on the same device was killed and
+// is not gone. It may still be writing.
 var ErrHangs = errors.New("a program that was killed still waits in the kernel for the device")
 
-// Hangs returns an ErrHangs while a program that Run abandoned on a device is not gone.
+// Hangs returns ErrHangs while an abandoned program on the device is not gone.
 func Hangs(device string) error {
 	hanging.mu.Lock()
 	defer hanging.mu.Unlock()
@@ -22,7 +22,6 @@ func Hangs(device string) error {
 	return nil
 }
 
-// hanging counts the processes that were abandoned and are not gone, by their devices.
 var hanging = hung{on: map[string]int{}}
 
 type hung struct {
@@ -30,7 +29,6 @@ type hung struct {
 	on map[string]int
 }
 
-// add counts a process until it is gone.
 func (h *hung) add(device string, p *Process) {
 	if device == "" {
 		return
@@ -49,7 +47,7 @@ func (h *hung) add(device string, p *Process) {
 	}()
 }
 
-// identity is one name for all the names of a block device.
+// identity returns the same name for all nodes of a block device.
 func identity(device string) string {
 	var s unix.Stat_t
 	if err := unix.Stat(device, &s); err != nil || s.Mode&unix.S_IFMT != unix.S_IFBLK {

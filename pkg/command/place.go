@@ -6,14 +6,14 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// Place is one of a few places for programs that are at work. A program that waits, as one does in
-// the kernel for a device that does not answer, has none. It is not safe for concurrent use.
+// Place is a slot among a limited number of working programs. A program gives it up while it
+// waits, such as in the kernel for a device. Place is not safe for concurrent use.
 type Place struct {
 	among *semaphore.Weighted
 	taken bool
 }
 
-// TakePlace waits for a place, which the caller releases once, after the program has ended.
+// TakePlace waits for a place. The caller calls Release once, after the program has ended.
 func TakePlace(ctx context.Context, among *semaphore.Weighted) (*Place, error) {
 	if err := among.Acquire(ctx, 1); err != nil {
 		return nil, err
@@ -21,18 +21,18 @@ func TakePlace(ctx context.Context, among *semaphore.Weighted) (*Place, error) {
 	return &Place{among, true}, nil
 }
 
-// Waiting gives the place back while the program waits, as Command.Waiting.
+// Waiting releases the place while the program waits; use it as Command.Waiting.
 func (p *Place) Waiting(waiting bool) {
 	switch {
 	case waiting:
 		p.Release()
 	case !p.taken:
-		// It runs already. When others have its place, there is one more than usual.
+		// The program is already running. If others have its place, one more than usual runs.
 		p.taken = p.among.TryAcquire(1)
 	}
 }
 
-// Release gives the place back, if the program has it.
+// Release releases the place, if the program has it.
 func (p *Place) Release() {
 	if p.taken {
 		p.among.Release(1)

@@ -7,28 +7,27 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// Places bounds how many of something slow run at once in each volume group, or on the node, and how many
-// there are on each set of disks. One whose disk does not answer keeps its place there, also for a process
-// that hangs in the kernel, and no other's. It is safe for concurrent use.
+// Places limits slow work: how much runs at once in each volume group, or on the node, and how
+// much exists on each set of disks. Work whose disk does not answer keeps its place among that
+// disk's, even for a process that hangs in the kernel, and takes no other's. Places is safe for
+// concurrent use.
 type Places struct {
-	// working is how many are at work, all how many there are with those that wait for a disk, and same how
-	// many of these on the same disks.
+	// working limits the working, all those plus the ones waiting for a disk, and same those of
+	// all on the same disks.
 	working, all, same int64
 
 	mu sync.Mutex
 	of map[string]*samePlaces
 }
 
-// samePlaces are those of one group or set of disks.
 type samePlaces struct{ working, all, same *semaphore.Weighted }
 
-// NewPlaces makes places for so many at work, so many with those that wait for a disk, and so many of
-// these on the same disks.
+// NewPlaces returns places with the three limits: at work, including those waiting for a disk,
+// and of these on the same disks.
 func NewPlaces(working, all, same int64) *Places {
 	return &Places{working: working, all: all, same: same, of: map[string]*samePlaces{}}
 }
 
-// at are the places where a group or disks are named.
 func (p *Places) at(where string) *samePlaces {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -38,8 +37,8 @@ func (p *Places) at(where string) *samePlaces {
 	return p.of[where]
 }
 
-// Take waits for a place on disks, and for one where a group, or the disks again, or nothing for the
-// node, are named. What has it gives back its place at work while it waits for its disk. The caller calls
+// Take waits for a place on disks, and for one in where: a group, the disks again, or "" for
+// the node. The holder gives up its place at work while it waits for its disk. The caller calls
 // release once.
 func (p *Places) Take(ctx context.Context, where, disks string) (place *Place, release func(), err error) {
 	same, at := p.at(disks).same, p.at(where)

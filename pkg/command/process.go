@@ -10,11 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stuck counts processes that were killed and are not gone.
 var stuck atomic.Int64
 
-// Stuck counts the processes that this one started, that were killed, and that
-// are still not gone: they wait in the kernel for a device that does not answer.
+// Stuck counts the killed processes of this program that still wait in the kernel for an
+// unresponsive device.
 func Stuck() int { return int(stuck.Load()) }
 
 // Process is a running program. It is safe for concurrent use.
@@ -24,17 +23,17 @@ type Process struct {
 	err  error
 }
 
-// Start starts a program as the leader of a process group. It is killed when this
-// process ends: one that went on would change what the next run does not know of.
-// What it started and left holding its output is not waited for.
+// Start starts a program as the leader of a process group. The kernel kills it when this
+// process ends: otherwise it would make changes that the next run does not know of. Nothing
+// waits for a descendant that holds the output open.
 func Start(cmd *exec.Cmd) (*Process, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.WaitDelay = reapGrace
 	p := &Process{cmd: cmd, gone: make(chan struct{})}
 	started := make(chan error, 1)
 	go func() {
-		// The kernel goes by the thread that started the process, so that thread
-		// is kept, waiting.
+		// The kernel kills the process when the thread that started it ends, so keep that
+		// thread.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
@@ -50,15 +49,15 @@ func Start(cmd *exec.Cmd) (*Process, error) {
 // Gone is closed when the process has ended and its output is read.
 func (p *Process) Gone() <-chan struct{} { return p.gone }
 
-// Err is how the process ended. It must be gone.
+// Err returns how the process ended. Call it only after Gone is closed.
 func (p *Process) Err() error { return p.err }
 
-// Kill kills the process with all it started, and reports whether it is gone
-// within the grace. One that is not counts as stuck until it is.
+// Kill kills the process group, and reports whether the process is gone within the grace. If
+// not, it counts as stuck until it is.
 func (p *Process) Kill(grace time.Duration) (gone bool) {
 	select {
 	case <-p.gone:
-		return true // its group may be another one's by now
+		return true // its group ID may belong to another by now
 	default:
 	}
 	_ = unix.Kill(-p.cmd.Process.Pid, unix.SIGKILL)

@@ -8,12 +8,11 @@ import (
 	"time"
 )
 
-// waitingLook is how often a process is looked at. One that did nothing from one look to the next
-// waits.
+// waitingLook is the interval at which watch looks for progress. A process without any waits.
 const waitingLook = 10 * time.Second
 
-// watch calls waiting when the process begins to wait, and when it goes on. The caller calls stop
-// once, which returns when waiting is not called any more.
+// watch calls waiting when the process begins to wait, and when it goes on. The caller calls
+// stop once; waiting is not called after stop returns.
 func (p *Process) watch(look time.Duration, waiting func(bool)) (stop func()) {
 	stopping, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -41,8 +40,8 @@ func (p *Process) watch(look time.Duration, waiting func(bool)) (stop func()) {
 	}
 }
 
-// done is what changes with everything that a process does: its threads, the processor time that
-// they took, and how often they were given one. It is empty when that is not known.
+// done returns a text that changes with all that a process does: its threads, their processor
+// time and context switches. It is empty if unknown.
 func (p *Process) done() string {
 	pid := p.cmd.Process.Pid
 	threads, err := filepath.Glob(filepath.Join("/proc", strconv.Itoa(pid), "task", "*"))
