@@ -1,8 +1,7 @@
-// Package devmapper speaks to the kernel's device mapper through its control
-// device (linux/dm-ioctl.h, version 4). It runs nothing, reads no disk, and opens
-// no other device. Devices go by their device-mapper names, all positions and
-// lengths are in sectors of SectorSize bytes, and everything may be called from
-// several goroutines at once.
+// Package devmapper talks to the kernel's device mapper through its control device
+// (linux/dm-ioctl.h, version 4). It runs nothing, reads no disk, and opens no other device.
+// Names are device-mapper names; positions and lengths are in sectors of SectorSize bytes. All
+// functions are safe for concurrent use.
 package devmapper
 
 import (
@@ -15,17 +14,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SectorSize is the unit of all positions in tables, in bytes.
+// SectorSize is the unit of positions in tables, in bytes.
 const SectorSize = 512
 
-// What callers act on differently.
+// Errors that callers handle differently.
 var (
-	// ErrNotFound: there is no such device.
 	ErrNotFound = errors.New("no such device-mapper device")
-	// ErrBusy: the device is open.
-	ErrBusy = errors.New("device-mapper device in use")
-	// ErrUnavailable: the control device cannot be opened. It also matches
-	// fs.ErrNotExist where the kernel has no device mapper.
+	ErrBusy     = errors.New("device-mapper device in use")
+	// ErrUnavailable: the control device cannot be opened. It also matches fs.ErrNotExist if
+	// the kernel has no device mapper.
 	ErrUnavailable = errors.New("the kernel's device mapper is not available")
 )
 
@@ -36,7 +33,7 @@ const (
 	listDevices   = 0xc138fd02
 	devCreate     = 0xc138fd03
 	devRemove     = 0xc138fd04
-	devSuspend    = 0xc138fd06 // without the flag of that name: resume
+	devSuspend    = 0xc138fd06 // without flagSuspended it resumes
 	devStatus     = 0xc138fd07
 	tableLoad     = 0xc138fd09
 	tableClear    = 0xc138fd0a
@@ -53,10 +50,9 @@ const (
 	flagBufferFull      = 1 << 8
 	// flagSkipLockFS lets a table be replaced without freezing the file system.
 	flagSkipLockFS = 1 << 10
-	// flagNoFlush leaves what a target has not written unwritten: asking for its
-	// status must not cost a commit.
+	// flagNoFlush keeps a target from writing out its state: a status must not cost a commit.
 	flagNoFlush = 1 << 11
-	// flagSecureData has the kernel zero its copies of what goes in and out.
+	// flagSecureData makes the kernel zero its copies of the input and output.
 	flagSecureData = 1 << 15
 )
 
@@ -76,17 +72,15 @@ type request struct {
 	_           [7]byte
 }
 
-// headerSize is the size of a request.
 const headerSize = int(unsafe.Sizeof(request{}))
 
-// MaxName is how long a device's name may be, in bytes.
+// MaxName is the longest device name, in bytes.
 const MaxName = len(request{}.name) - 1
 
-// maxAnswer bounds the kernel's answers. A list of 100,000 devices takes 16 MB, a
-// table of 10,000 pieces 1 MB.
+// maxAnswer bounds the kernel's answers. A list of 100,000 devices takes 16 MB, a table of
+// 10,000 targets 1 MB.
 const maxAnswer = 64 << 20
 
-// named is a request about a device of a name.
 func named(name string) (request, error) {
 	var r request
 	if len(name) > MaxName {
@@ -96,14 +90,14 @@ func named(name string) (request, error) {
 	return r, nil
 }
 
-// buffer makes memory that is aligned as the kernel wants a request.
+// buffer aligns memory for a request.
 func buffer(size int) []byte {
 	words := make([]uint64, (size+7)/8)
 	return unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), size)
 }
 
-// ask sends a request in memory that begins with one and is aligned as that is.
-// The answer is in the same place. It sets version and sizes.
+// ask sends the request at the beginning of memory, which must be aligned for it, and sets its
+// version and sizes. The kernel answers in place.
 func ask(command uintptr, memory []byte) (*request, error) {
 	f, err := os.OpenFile(control, os.O_RDWR, 0)
 	if err != nil {
@@ -125,9 +119,9 @@ func ask(command uintptr, memory []byte) (*request, error) {
 	return r, errno
 }
 
-// askPlain is ask for what has no more than a request. What a signal interrupts
-// (EINTR: the kernel waits for writes under way before it suspends a device) is
-// taken back by the kernel, and asked again.
+// askPlain is ask for a request without data. It repeats a request that a signal interrupts:
+// the kernel waits for writes before it suspends a device, undoes the request, and returns
+// EINTR.
 func askPlain(command uintptr, r request) (request, error) {
 	for {
 		answer := r
@@ -138,8 +132,8 @@ func askPlain(command uintptr, r request) (request, error) {
 	}
 }
 
-// askLong is ask for what has an answer of any length: the kernel says when the
-// memory was too small. It returns the answer and all of the memory.
+// askLong is ask for an answer of any length: the kernel reports memory that is too small. It
+// returns the answer and all of the memory.
 func askLong(command uintptr, r request, size int) (*request, []byte, error) {
 	for ; size <= maxAnswer; size *= 4 {
 		memory := buffer(size)

@@ -9,19 +9,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Device is what the kernel says of a device.
+// Device is the kernel's view of a device.
 type Device struct {
-	// Major and Minor are its number.
 	Major, Minor uint32
-	// UUID is the name that it was made with besides, or "".
+	// UUID may be empty.
 	UUID string
-	// OpenCount counts who has it open: programs, mounts, and devices on it.
+	// OpenCount counts programs, mounts, and devices on top.
 	OpenCount int
-	// Active: it has a table in use. Without one it maps nothing.
+	// Active means that it has a live table. Without one it maps nothing.
 	Active bool
-	// Loaded: a table waits to be taken into use.
-	Loaded bool
-	// Suspended: what is written to it waits.
+	// Loaded means that it has an inactive table.
+	Loaded    bool
 	Suspended bool
 }
 
@@ -33,7 +31,7 @@ func (r *request) device() Device {
 	}
 }
 
-// about asks something plain of a device. what says what, for the error.
+// about sends a request without data about a device. what is for the error.
 func about(name, what string, command uintptr, flags uint32, uuid string) (Device, error) {
 	r, err := named(name)
 	if err != nil {
@@ -47,10 +45,10 @@ func about(name, what string, command uintptr, flags uint32, uuid string) (Devic
 	return r.device(), nil
 }
 
-// Status asks for a device. ErrNotFound when there is none.
+// Status returns ErrNotFound if the device does not exist.
 func Status(name string) (Device, error) { return about(name, "asking for", devStatus, 0, "") }
 
-// Create makes a device without a table. uuid has at most 128 bytes.
+// Create creates a device without a table. uuid has at most 128 bytes.
 func Create(name, uuid string) error {
 	if len(uuid) >= len(request{}.uuid) {
 		return fmt.Errorf("device-mapper UUID %q is too long", uuid)
@@ -59,34 +57,32 @@ func Create(name, uuid string) error {
 	return err
 }
 
-// Remove removes a device. ErrNotFound when there is none, ErrBusy while a process
-// has it open. Its node in /dev/mapper, which others make, stays.
+// Remove removes a device. It returns ErrNotFound if there is none, and ErrBusy while it is
+// open. It leaves the node in /dev/mapper, which this package does not create.
 func Remove(name string) error {
 	_, err := about(name, "removing", devRemove, 0, "")
 	return err
 }
 
-// Resume brings the table that was loaded last into use, without freezing a file
-// system on the device.
+// Resume makes the table that was loaded last live, without freezing a file system on the
+// device.
 func Resume(name string) (Device, error) {
 	return about(name, "resuming", devSuspend, flagSkipLockFS, "")
 }
 
-// Clear drops a device's table that was loaded and is not in use.
+// Clear drops a device's inactive table.
 func Clear(name string) error {
 	_, err := about(name, "clearing", tableClear, 0, "")
 	return err
 }
 
-// Entry is a device in the kernel's list of all.
+// Entry is a device in List.
 type Entry struct {
-	Name string
-	// Major and Minor are its number.
+	Name         string
 	Major, Minor uint32
 }
 
-// List lists all devices, those without a table, too, which sysfs does not
-// show.
+// List lists all devices, including those without a table, which sysfs does not show.
 func List() ([]Entry, error) {
 	_, memory, err := askLong(listDevices, request{}, 64<<10)
 	if err == nil {
@@ -98,8 +94,8 @@ func List() ([]Entry, error) {
 	return nil, fmt.Errorf("listing device-mapper devices: %w", err)
 }
 
-// parseList reads struct dm_name_list: the device, the offset of the next entry,
-// and a name that a zero byte ends.
+// parseList parses struct dm_name_list: the device, the offset of the next entry, and a
+// zero-terminated name.
 func parseList(data []byte) ([]Entry, error) {
 	const head = 12
 	var list []Entry
@@ -109,7 +105,7 @@ func parseList(data []byte) ([]Entry, error) {
 		}
 		dev, next := binary.NativeEndian.Uint64(data), int(binary.NativeEndian.Uint32(data[8:]))
 		if dev == 0 {
-			return list, nil // there is none at all
+			return list, nil // no device exists
 		}
 		name, _, _ := bytes.Cut(data[head:min(len(data), head+len(request{}.name))], []byte{0})
 		list = append(list, Entry{string(name), unix.Major(dev), unix.Minor(dev)})
@@ -120,13 +116,12 @@ func parseList(data []byte) ([]Entry, error) {
 	}
 }
 
-// ProvideTarget has the kernel load the module of a kind of target, such as
-// "thin-pool", unless it has it already. Programs that load modules are on the
-// host, and a container can neither see them nor has the rights for them; asked for
-// a target's version, the kernel runs one by itself, in the host's root.
+// ProvideTarget makes the kernel load the module of a target kind, such as "thin-pool", if
+// necessary. A container neither has nor may run the programs that load modules; when asked for
+// a target's version, the kernel runs one itself, in the host's root.
 //
-// known is false when there is no such target to be had. A kernel before Linux 5.4
-// cannot be asked: errors.ErrUnsupported.
+// known is false if the target is not available. Before Linux 5.4 it returns
+// errors.ErrUnsupported.
 func ProvideTarget(kind string) (known bool, err error) {
 	r, err := named(kind)
 	if err != nil {

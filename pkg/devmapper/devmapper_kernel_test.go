@@ -23,7 +23,6 @@ const (
 	disk = "/dev/vdb"
 )
 
-// number is a disk's, as tables name it.
 func number(t *testing.T) string {
 	t.Helper()
 	var st unix.Stat_t
@@ -31,7 +30,7 @@ func number(t *testing.T) string {
 	return fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
 }
 
-// request is memory for a table with one target.
+// request returns memory for a table with one target.
 func request(params string) ([]byte, int) {
 	words := make([]uint64, os.Getpagesize()/8)
 	memory := unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), os.Getpagesize())
@@ -98,7 +97,7 @@ func TestADevicesLife(t *testing.T) {
 		t.Errorf("a message to no device: error %v", err)
 	}
 
-	// One that another program loads waits, and is dropped.
+	// A table that another program loads waits and is dropped.
 	memory, n = request("nothing of that kind")
 	if _, err := devmapper.LoadSecret(name, "linear", 4096, memory, n); err == nil {
 		t.Error("a table with senseless parameters was loaded")

@@ -35,7 +35,7 @@ func TestARequestIsLaidOutAsTheKernelsIs(t *testing.T) {
 	}
 }
 
-// entry is a struct dm_name_list.
+// entry returns a struct dm_name_list.
 func entry(dev uint64, last bool, name string) []byte {
 	b := make([]byte, (12+len(name)+1+7)&^7)
 	binary.NativeEndian.PutUint64(b, dev)
@@ -69,7 +69,7 @@ func TestDevicesAreReadFromTheKernelsList(t *testing.T) {
 	}
 }
 
-// answer lays targets out as the kernel does.
+// answer lays out targets like the kernel.
 func answer(targets []Target) []byte {
 	var b []byte
 	for _, t := range targets {
@@ -100,7 +100,7 @@ func TestTablesAreReadAsTheKernelLaysThemOut(t *testing.T) {
 		if got, err := parseTable(data, len(want)+1); err == nil {
 			t.Fatalf("one target more than there are: %+v", got)
 		}
-		// Whatever is cut off, or overwritten, is read without a panic.
+		// Truncated or corrupt data never causes a panic.
 		at := rapid.IntRange(0, len(data)-1).Draw(t, "at")
 		data[at] ^= rapid.Byte().Draw(t, "noise")
 		_, _ = parseTable(data[:rapid.IntRange(0, len(data)).Draw(t, "cut")], len(want))

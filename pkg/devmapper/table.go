@@ -12,9 +12,9 @@ import (
 type Target struct {
 	// Start and Length are on the device, in sectors.
 	Start, Length int64
-	// Kind is the target's, such as "linear".
+	// Kind is a name such as "linear".
 	Kind string
-	// Params are what it was made with, or, in a status, what it says of itself.
+	// Params are the parameters in a table, and the target's report in a status.
 	Params string
 }
 
@@ -28,10 +28,10 @@ type spec struct {
 
 const specSize = int(unsafe.Sizeof(spec{}))
 
-// Table asks for the table in use of a device.
+// Table returns the live table of a device.
 func Table(name string) ([]Target, error) { return targetsOf(name, flagStatusTable) }
 
-// TableStatus asks what the targets of a device say of themselves.
+// TableStatus returns the status of a device's targets.
 func TableStatus(name string) ([]Target, error) { return targetsOf(name, flagNoFlush) }
 
 func targetsOf(name string, flags uint32) ([]Target, error) {
@@ -47,7 +47,7 @@ func targetsOf(name string, flags uint32) ([]Target, error) {
 	return targets, nil
 }
 
-// TableOf is Table for a device of a number.
+// TableOf is Table by device number.
 func TableOf(major, minor uint32) ([]Target, error) {
 	targets, err := readTable(request{dev: unix.Mkdev(major, minor), flags: flagStatusTable})
 	if err != nil {
@@ -64,8 +64,8 @@ func readTable(r request) ([]Target, error) {
 	return parseTable(memory[min(int(answer.dataStart), len(memory)):], int(answer.targetCount))
 }
 
-// parseTable reads what the kernel answers: for each target a dm_target_spec and
-// its parameters, ended by a zero byte. next is counted from the first.
+// parseTable parses the kernel's answer: for each target a dm_target_spec and zero-terminated
+// parameters. next is the offset from the first.
 func parseTable(data []byte, count int) ([]Target, error) {
 	var targets []Target
 	at := 0
@@ -83,14 +83,14 @@ func parseTable(data []byte, count int) ([]Target, error) {
 	return targets, nil
 }
 
-// Message sends a message to the first target of a device, such as
-// "set_transaction_id 3 4" to a thin pool. What the target answers is not returned.
+// Message sends a message to the first target of a device, such as "set_transaction_id 3 4" to
+// a thin pool. It drops the target's answer.
 func Message(name, text string) error {
 	r, err := named(name)
 	if err != nil {
 		return err
 	}
-	// A request, struct dm_target_msg, which is a sector and the text, and a zero byte.
+	// The request; struct dm_target_msg, which is a sector and the text; a zero byte.
 	memory := buffer(headerSize + 8 + len(text) + 1)
 	copy(memory[headerSize+8:], text)
 	*(*request)(unsafe.Pointer(&memory[0])) = r
@@ -100,15 +100,14 @@ func Message(name, text string) error {
 	return nil
 }
 
-// ParamsOffset is where the parameters of the target are in the memory that
-// LoadSecret and ReadSecret use.
+// ParamsOffset is the offset of the target's parameters in the memory of LoadSecret and
+// ReadSecret.
 const ParamsOffset = headerSize + specSize
 
-// LoadSecret loads a table of one target for a device, and takes it into use.
-// memory holds the target's parameters from ParamsOffset on, n bytes, the zero
-// byte at their end included, and is aligned to 8 bytes. There may be a key in them:
-// they are nowhere else in this process, the kernel zeroes its copies of them, and
-// the memory itself when it has read it.
+// LoadSecret loads a table of one target and makes it live. memory, aligned to 8 bytes, holds
+// the target's parameters from ParamsOffset on: n bytes including the final zero byte. They may
+// contain a key: this process has no other copy, and the kernel zeroes its own, and memory once
+// it has read it.
 func LoadSecret(name, kind string, sectors int64, memory []byte, n int) (Device, error) {
 	r, err := named(name)
 	if err != nil {
@@ -128,8 +127,8 @@ func LoadSecret(name, kind string, sectors int64, memory []byte, n int) (Device,
 	return Resume(name)
 }
 
-// ReadSecret reads the table of a device that has one target of a kind into
-// memory, as LoadSecret takes it, and returns how long the parameters are.
+// ReadSecret reads the table of a device with one target of the given kind into memory, in the
+// form for LoadSecret, and returns the parameters' length.
 func ReadSecret(name, kind string, memory []byte) (n int, err error) {
 	r, err := named(name)
 	if err != nil {
