@@ -7,12 +7,11 @@ import (
 	"os"
 )
 
-// arrayMagic begins the superblock of a member of an array (md(4)).
 const arrayMagic = 0xa92b4efc
 
-// IsArrayMember reports whether a device has the superblock of an array at its end, formats 0.90 and 1.0:
-// such a device shows what the array holds also while it is not part of it. Other formats have it at
-// the beginning, and the data elsewhere.
+// IsArrayMember reports whether a device ends with the superblock of an array, formats 0.90 and
+// 1.0. Such a device shows the array's contents even outside the array. Other formats begin
+// with the superblock and move the data.
 func IsArrayMember(path string) (bool, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -40,7 +39,7 @@ func endsAsArrayMember(r io.ReaderAt, size int64) (bool, error) {
 		if _, err := r.ReadAt(magic[:], at); err != nil {
 			return false, err
 		}
-		// Format 0.90 has the byte order of the machine that made it.
+		// Format 0.90 has the byte order of the machine that wrote it.
 		if binary.LittleEndian.Uint32(magic[:]) == arrayMagic || binary.BigEndian.Uint32(magic[:]) == arrayMagic {
 			return true, nil
 		}

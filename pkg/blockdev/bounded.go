@@ -5,20 +5,22 @@ import (
 	"time"
 )
 
-// Bounds are how long the operations of a Handle may take.
+// Bounds limit the operations of a Handle.
 type Bounds struct {
-	// Guard counts operations that were given up, and Device is what it knows the device by.
+	// Guard counts abandoned operations, by the name Device.
 	Guard  *Guard
 	Device string
-	// Timeout is when an operation is given up, with ErrTimedOut: it may go on, and keep the device open.
+	// Timeout ends the wait for an operation with ErrTimedOut. The operation may go on, and
+	// keep the device open.
 	Timeout time.Duration
-	// Waiting is called with true when an operation has gone on for Look, and with false when
+	// Waiting is called with true when an operation has lasted for Look, and with false when
 	// that one has ended.
 	Look    time.Duration
 	Waiting func(bool)
 }
 
-// Bound bounds the operations of a Handle that wait for its device, which are done one at a time.
+// Bound bounds the operations of a Handle that wait for its device. They must run one at a
+// time.
 func Bound(h Handle, b Bounds) Handle { return &bounded{h, b} }
 
 type bounded struct {
@@ -26,7 +28,6 @@ type bounded struct {
 	Bounds
 }
 
-// within does an operation, or gives it up.
 func within[T any](b *bounded, operation func() (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), b.Timeout)
 	defer cancel()
@@ -44,7 +45,6 @@ func within[T any](b *bounded, operation func() (T, error)) (T, error) {
 	return Do(ctx, b.Guard, b.Device, func(string) (T, error) { return operation() })
 }
 
-// do is within for an operation without a result.
 func (b *bounded) do(operation func() error) error {
 	_, err := within(b, func() (struct{}, error) { return struct{}{}, operation() })
 	return err

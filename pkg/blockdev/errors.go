@@ -6,25 +6,23 @@ import (
 	"fmt"
 )
 
-// What can go wrong, as far as callers act on it differently.
+// Errors that callers handle differently.
 var (
-	// ErrNotFound: there is no such device, or its node leads to another one.
+	// ErrNotFound: the device does not exist, or its node leads to another one.
 	ErrNotFound = errors.New("not found")
-	// ErrBusy: the device is open.
-	ErrBusy = errors.New("in use")
-	// ErrClaimed is the ErrBusy of a device that is mounted or mapped: unlike a
-	// mere opener, such as udev looking into it, that does not pass by itself.
+	ErrBusy     = errors.New("in use")
+	// ErrClaimed is an ErrBusy: the device is mounted or mapped. Unlike a mere opener, such as
+	// udev, that does not pass by itself.
 	ErrClaimed = fmt.Errorf("%w: mounted or mapped", ErrBusy)
-	// ErrNoSpace: a file's file system has too little free space.
-	ErrNoSpace = errors.New("not enough space")
-	// ErrNotCounted: the kernel does not count what is written to the device.
+	// ErrNoSpace: a file's file system lacks free space.
+	ErrNoSpace    = errors.New("not enough space")
 	ErrNotCounted = errors.New("what is written to it is not counted")
-	// ErrTimedOut: there was no answer in time. What became of it is unknown.
+	// ErrTimedOut: no answer in time. The operation may have taken effect.
 	ErrTimedOut = errors.New("timed out")
 )
 
-// TimedOut is the ErrTimedOut of a context that has ended. It matches
-// context.Canceled where that was no deadline.
+// TimedOut returns the ErrTimedOut of a context that has ended. It also matches
+// context.Canceled unless the deadline was exceeded.
 func TimedOut(ctx context.Context) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return ErrTimedOut

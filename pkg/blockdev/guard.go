@@ -10,25 +10,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Guard bounds the wait for devices, any of which may never answer: nothing can
-// interrupt who waits in the kernel for a dead disk. A device of which a wait
-// was abandoned gets no other operation until it answers, so that it keeps few
-// threads however often it is tried. The zero value is ready; it must not be
-// copied, and is safe for concurrent use.
+// Guard bounds the wait for devices, any of which may never answer: nothing can interrupt a
+// process that waits in the kernel for a dead disk. After an abandoned wait, a device gets no
+// other operation until it answers, so retries do not use up threads. The zero value is ready
+// for use. A Guard must not be copied, and is safe for concurrent use.
 type Guard struct {
-	// Answered, if set before use, is called when a device answers whose wait
-	// was abandoned.
+	// Answered, unless nil, is called when a device answers after an abandoned wait. Set it
+	// before use.
 	Answered func()
 
-	mu sync.Mutex
-	// abandoned counts, by the path of the device, the operations that outlived
-	// the wait for them.
+	mu        sync.Mutex
 	abandoned map[string]int
 }
 
-// Do runs an operation on a device and returns its result. ctx bounds the wait,
-// not the operation. ErrTimedOut when the wait is over, and at once while an
-// operation goes on whose wait was over.
+// Do runs an operation on a device and returns its result. ctx bounds the wait, not the
+// operation. Do returns ErrTimedOut when the wait ends, and at once while an abandoned
+// operation goes on.
 func Do[T any](ctx context.Context, g *Guard, device string, operation func(device string) (T, error)) (T, error) {
 	type result struct {
 		value T
@@ -47,7 +44,7 @@ func Do[T any](ctx context.Context, g *Guard, device string, operation func(devi
 	select {
 	case r, is := <-ended:
 		if !is {
-			r.err = fmt.Errorf("%s: the operation ended without a result", device) // by runtime.Goexit
+			r.err = fmt.Errorf("%s: the operation ended without a result", device) // after runtime.Goexit
 		}
 		return r.value, r.err
 	case <-ctx.Done():
@@ -63,7 +60,6 @@ func Do[T any](ctx context.Context, g *Guard, device string, operation func(devi
 	return none, fmt.Errorf("%s: %w: it does not answer", device, TimedOut(ctx))
 }
 
-// waits reports whether an abandoned operation on the device goes on.
 func (g *Guard) waits(device string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -81,8 +77,7 @@ func (g *Guard) count(device string, by int) {
 	}
 }
 
-// Stuck counts the operations that outlived the wait for them and go on. Each
-// keeps a thread.
+// Stuck counts the abandoned operations that go on. Each keeps a thread.
 func (g *Guard) Stuck() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -93,9 +88,8 @@ func (g *Guard) Stuck() int {
 	return all
 }
 
-// Each runs an operation on devices at the same time, once for each path, as Do
-// does. While any of them does not answer, it runs on none. An ErrTimedOut is
-// returned alone: of a device that failed more is known.
+// Each runs Do on the devices in parallel, once per path. It runs nothing while any of them
+// does not answer. An ErrTimedOut hides other errors, which say more of their devices.
 func (g *Guard) Each(ctx context.Context, devices []string, operation func(device string) error) error {
 	for _, device := range devices {
 		if g.waits(device) {
@@ -128,7 +122,7 @@ func (g *Guard) Each(ctx context.Context, devices []string, operation func(devic
 	return failed
 }
 
-// Flush has a device write down what is in its cache.
+// Flush flushes a device's cache.
 func Flush(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -137,9 +131,8 @@ func Flush(path string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// OpenUncached opens a device for reading what it holds and not what the kernel
-// remembers of its first length bytes, or of all of it when length is 0: of a
-// disk that is dead, the kernel would answer from its cache.
+// OpenUncached opens a device and drops its first length bytes, or all if length is 0, from the
+// page cache: the kernel would answer for a dead disk from there.
 func OpenUncached(path string, length int64) (*os.File, error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -11,8 +11,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestADeadDiskIsFlushedOnceHoweverOftenItIsTried has a disk not answer for as long as the
-// test wants.
 func TestADeadDiskIsFlushedOnceHoweverOftenItIsTried(t *testing.T) {
 	answered := make(chan struct{}, 1)
 	g := Guard{Answered: func() { answered <- struct{}{} }}
@@ -24,7 +22,7 @@ func TestADeadDiskIsFlushedOnceHoweverOftenItIsTried(t *testing.T) {
 		}
 		return nil
 	}
-	// The wait is over when the disk was asked.
+	// The wait ends when the disk has been asked.
 	given, give := context.WithCancel(t.Context())
 	first := make(chan error, 1)
 	go func() { first <- g.Each(given, []string{"/dev/dead"}, flush) }()
@@ -62,7 +60,7 @@ func TestADeadDiskIsFlushedOnceHoweverOftenItIsTried(t *testing.T) {
 	}
 }
 
-// TestADeviceThatIsNamedOftenIsFlushedOnce has the flush last until nothing else can begin.
+// The flush lasts until nothing else can begin.
 func TestADeviceThatIsNamedOftenIsFlushedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const times = 10
@@ -79,7 +77,6 @@ func TestADeviceThatIsNamedOftenIsFlushedOnce(t *testing.T) {
 	})
 }
 
-// TestADeviceThatAnswersAgainIsReported has a device be silent for longer than its reader waits.
 func TestADeviceThatAnswersAgainIsReported(t *testing.T) {
 	answered := make(chan struct{}, 10)
 	g := Guard{Answered: func() { answered <- struct{}{} }}

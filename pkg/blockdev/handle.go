@@ -12,69 +12,66 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// WriteMark says how much was written to a device, since which beginning.
+// WriteMark counts the writes to a device.
 type WriteMark struct {
-	// Boot is the kernel's random name of its own run, and Sequence the number that no
-	// other device had in that run. Sequence is zero before Linux 5.15: then marks of two
-	// handles cannot be compared.
+	// Boot is the kernel's random ID of its run, and Sequence the device's number, unique in
+	// that run. Before Linux 5.15 Sequence is zero, and marks of two handles are not
+	// comparable.
 	Boot     string `json:"boot,omitempty"`
 	Sequence uint64 `json:"sequence,omitempty"`
-	// Sectors were written and discarded since the device was made.
+	// Sectors counts those written and discarded since the device was created.
 	Sectors uint64 `json:"sectors,omitempty"`
 }
 
-// Lasts reports whether the mark can be compared with one of another handle.
+// Lasts reports whether the mark is comparable with one of another handle.
 func (m WriteMark) Lasts() bool { return m.Boot != "" && m.Sequence != 0 }
 
-// Handle is a volume's device opened for one user. Close may be called during another operation, such
-// as one that was given up: that ends on this device, and those that begin afterwards fail.
+// Handle is a device opened for one user. Close may be called during another operation, such as
+// an abandoned one: that ends on this device, and later ones fail.
 type Handle interface {
-	// Size is the device's size in bytes.
+	// Size is in bytes.
 	Size() int64
-	// Zero, Overwrite and Discard clear a range. off and length are multiples
-	// of 512. They may be slow; callers pass ranges of a size they can wait for.
+	// Zero, Overwrite and Discard clear a range. off and length are multiples of 512. They may
+	// be slow; callers choose the length accordingly.
 	//
-	// Zero makes it read as zeroes in whatever way is fastest: where the
-	// device guarantees that, by deallocation.
+	// Zero makes the range read as zeroes in the fastest way: by deallocation where the device
+	// guarantees that.
 	Zero(off, length int64) error
-	// Overwrite makes it read as zeroes and keeps it allocated.
+	// Overwrite makes the range read as zeroes and keeps it allocated.
 	Overwrite(off, length int64) error
-	// Discard hints that the contents are not needed. What is read
-	// afterwards is not known. A device that cannot discard is no error.
+	// Discard hints that the contents are not needed; reads then return anything. It is no
+	// error if the device cannot discard.
 	Discard(off, length int64) error
-	// ReadAt and WriteAt move bytes past the page cache or through it. off and
-	// the length are multiples of 4096.
+	// ReadAt and WriteAt use the page cache until Uncached. off and the length are multiples of
+	// 4096.
 	io.ReaderAt
 	io.WriterAt
-	// Uncached has ReadAt and WriteAt bypass the page cache from now on, where the device
-	// can do that. Their buffers must then be aligned as large ones of make are.
+	// Uncached makes ReadAt and WriteAt bypass the page cache from now on, if the device can.
+	// Their buffers must then be aligned like large ones from make.
 	Uncached()
-	// Sync returns once everything zeroed or written before is durable.
+	// Sync returns once all earlier writes and zeroed ranges are durable.
 	Sync() error
-	// Written marks how much was written to the device so far. Two equal marks, of two
-	// handles too, mean that nothing was written in between. What is in the page cache
-	// counts once it is written, as by Sync. ErrNotCounted when an administrator has the
-	// kernel not count that.
+	// Written counts the writes to the device so far. Two equal marks, even of two handles,
+	// mean no writes in between. Data in the page cache counts once it is written, such as by
+	// Sync. Written returns ErrNotCounted if an administrator disabled the kernel's counting.
 	Written() (WriteMark, error)
-	// CountWrites has the kernel count that from now on, or is ErrNotCounted.
+	// CountWrites enables the counting from now on, or returns ErrNotCounted.
 	CountWrites() error
-	// Close closes the device.
 	Close() error
 }
 
-// handle is the kernel's Handle.
 type handle struct {
 	f    *os.File
 	size int64
-	// noPunch is set once the device refused to zero by deallocation.
+	// noPunch means that the device refused to zero by deallocation.
 	noPunch bool
 	number  Number
 }
 
-// Open opens a block device for one user. Its node must lead to the device of
-// the number, or it is ErrNotFound. An exclusive Handle is refused, with
-// ErrClaimed, while the device is mounted or mapped, which says what lies on it,
-// and as long as it is open the kernel refuses mounts and mappings.
+// Open opens a block device for one user. It returns ErrNotFound unless the node leads to the
+// device of the number. An exclusive open fails with ErrClaimed, which names the holders, while
+// the device is mounted or mapped; as long as it is open, the kernel refuses mounts and
+// mappings.
 func Open(path string, want Number, exclusive bool) (Handle, error) {
 	flags := os.O_RDWR | unix.O_CLOEXEC
 	if exclusive {
@@ -97,7 +94,6 @@ func Open(path string, want Number, exclusive bool) (Handle, error) {
 	return d, nil
 }
 
-// check compares what was opened with the number, and reads the size.
 func (d *handle) check() error {
 	var st unix.Stat_t
 	if err := d.use(func(fd int) error { return unix.Fstat(fd, &st) }); err != nil {
@@ -114,8 +110,8 @@ func (d *handle) check() error {
 	return nil
 }
 
-// use calls do with the device's descriptor. That stays open until do returns, also when Close is
-// called meanwhile; after Close, use fails: the number may be that of another file by then.
+// use calls do with the device's descriptor, which stays open until do returns, even during
+// Close. After Close, use fails: another file may have the number.
 func (d *handle) use(do func(fd int) error) error {
 	c, err := d.f.SyscallConn()
 	if err != nil {
@@ -128,17 +124,15 @@ func (d *handle) use(do func(fd int) error) error {
 	return failed
 }
 
-// allocate is fallocate(2), by which the kernel clears ranges of devices.
 func (d *handle) allocate(mode uint32, off, length int64) error {
 	return d.use(func(fd int) error { return unix.Fallocate(fd, mode|unix.FALLOC_FL_KEEP_SIZE, off, length) })
 }
 
 func (d *handle) Size() int64 { return d.size }
 
-// Zero lets the device deallocate the range where it guarantees zeroes
-// afterwards, and otherwise has the kernel write them, offloaded or not. Both are the command
-// write-zeroes. What a discarded range reads as Linux does not say: discard_zeroes_data is
-// always 0.
+// Zero makes the device deallocate the range where it guarantees zeroes afterwards, and
+// otherwise makes the kernel write them, offloaded or not. Both are the command write-zeroes.
+// Linux does not reveal what a discarded range reads as: discard_zeroes_data is always 0.
 func (d *handle) Zero(off, length int64) error {
 	if !d.noPunch {
 		err := d.allocate(unix.FALLOC_FL_PUNCH_HOLE, off, length)
@@ -178,7 +172,7 @@ func (d *handle) Discard(off, length int64) error {
 func (d *handle) ReadAt(b []byte, off int64) (int, error)  { return d.f.ReadAt(b, off) }
 func (d *handle) WriteAt(b []byte, off int64) (int, error) { return d.f.WriteAt(b, off) }
 
-// Uncached implements Handle. A device that cannot do it goes through the page cache.
+// Uncached leaves a device that cannot bypass the page cache as it is.
 func (d *handle) Uncached() {
 	_ = d.use(func(fd int) error {
 		flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
@@ -189,23 +183,22 @@ func (d *handle) Uncached() {
 	})
 }
 
-// Fields of a device's file stat in sysfs, counted from zero (Linux, block/stat.rst).
+// Zero-based fields of a device's stat in sysfs (Linux, block/stat.rst).
 const (
 	statWritten   = 6
 	statDiscarded = 13
 )
 
-// bootID is where the kernel names its own run, see random(4).
+// bootID names the kernel's run, see random(4).
 const bootID = "/proc/sys/kernel/random/boot_id"
 
-// folder is the device's in sysfs.
 func (d *handle) folder() string { return "/sys/dev/block/" + d.number.String() }
 
-// iostats is the file in that folder that has 0 where the kernel does not count.
+// iostats in that directory is 0 if the kernel does not count.
 const iostats = "queue/iostats"
 
-// CountWrites implements Handle. Linux 6.1 has 0 there for each device of the device mapper, and
-// counts all the same; newer kernels begin with 1, and heed it.
+// CountWrites implements Handle. For devices of the device mapper, Linux 6.1 shows 0 but counts
+// anyway; newer kernels begin with 1 and heed the file.
 func (d *handle) CountWrites() error {
 	err := d.counted()
 	if err == nil {
@@ -217,7 +210,6 @@ func (d *handle) CountWrites() error {
 	return d.counted()
 }
 
-// counted is ErrNotCounted when the kernel does not count what is written.
 func (d *handle) counted() error {
 	if attribute(d.folder(), iostats) == "0" {
 		return fmt.Errorf("%s: %w: %s/%s is 0", d.f.Name(), ErrNotCounted, d.folder(), iostats)
@@ -225,7 +217,6 @@ func (d *handle) counted() error {
 	return nil
 }
 
-// Written implements Handle.
 func (d *handle) Written() (WriteMark, error) {
 	if err := d.counted(); err != nil {
 		return WriteMark{}, err

@@ -10,8 +10,8 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// TestCloseLeavesDeviceToOperation closes a handle during an operation, and opens another file, which
-// would get the number of a descriptor that is free.
+// It closes a handle during an operation and opens another file, which would get a free
+// descriptor number.
 func TestCloseLeavesDeviceToOperation(t *testing.T) {
 	dir := t.TempDir()
 	d := &handle{f: must.Get(os.Create(filepath.Join(dir, "device")))(t)}

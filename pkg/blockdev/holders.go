@@ -6,10 +6,9 @@ import (
 	"strings"
 )
 
-// holders says what lies on a device, as " by NAME (MAPPING), …", or nothing: a mapping that
-// a user made, for example, or volumes of another group that the host's LVM found in a raw
-// volume and activated. A file system that is mounted is not among them. root is "/" but in
-// tests.
+// holders returns what lies on a device, as " by NAME (MAPPING), …", or "": such as a user's
+// mapping, or volumes that the host's LVM found in a raw volume and activated. It omits mounted
+// file systems. root is "/" except in tests.
 func holders(root string, device Number) string {
 	dir := filepath.Join(root, "sys/dev/block", device.String(), "holders")
 	entries, err := os.ReadDir(dir)

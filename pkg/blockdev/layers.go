@@ -11,25 +11,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// loopMajor is the major number of all loop devices.
 const loopMajor = 7
 
-// Layer is a block device, or one that another lies on.
+// Layer is a block device, or one below it.
 type Layer struct {
-	// Name is the kernel's.
 	Name    string
 	Mapping Mapping
-	// OverDevice is true for a loop device whose file is the node of a block device.
+	// OverDevice is true for a loop device attached to the node of a block device.
 	OverDevice bool
 }
 
-// Layers are the device of a number and then all that it lies on, at any depth: the disk of a
-// partition, what mappings and arrays are made of, and the device whose node a loop device was
-// attached to. An error means that not all of them are known: ErrNotFound when one is gone. Where
-// there is a loop device, its driver asks the file system of its file, which may never answer.
+// Layers returns a device and all devices below it, at any depth: the disk of a partition, the
+// parts of mappings and arrays, and the device to whose node a loop device is attached. An
+// error, such as ErrNotFound for a device that has gone, means that some are unknown. The
+// driver of a loop device asks the file system of its file, which may never answer.
 func Layers(n Number) ([]Layer, error) { return layersOf("/", n, loopFile) }
 
-// layersOf is Layers below root, which is "/" but in tests. loop is loopFile.
+// layersOf takes "/" as root except in tests, and loopFile as loop.
 func layersOf(root string, n Number, loop func(name string, n Number) (Number, error)) ([]Layer, error) {
 	var all []Layer
 	pending, seen := []Number{n}, map[Number]bool{n: true}
@@ -50,7 +48,6 @@ func layersOf(root string, n Number, loop func(name string, n Number) (Number, e
 	return all, nil
 }
 
-// readLayer reads one device, and the numbers of those right below it.
 func readLayer(root string, n Number, loop func(string, Number) (Number, error)) (layer Layer, below []Number, err error) {
 	dir, err := filepath.EvalSymlinks(filepath.Join(root, "sys/dev/block", n.String()))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -92,7 +89,6 @@ func readLayer(root string, n Number, loop func(string, Number) (Number, error))
 	return layer, below, nil
 }
 
-// readMapping reads what makes a device-mapper device.
 func readMapping(dir string) Mapping {
 	return Mapping{
 		Name:          attribute(dir, "dm/name"),
@@ -100,9 +96,9 @@ func readMapping(dir string) Mapping {
 	}
 }
 
-// loopFile is the number of the block device whose node a loop device was attached to; zero when
-// that is a regular file. The driver is asked, which has the file open: sysfs has a path only,
-// of another mount namespace, or of what was removed or renamed since.
+// loopFile returns the number of the block device to whose node a loop device is attached, or
+// zero for a regular file. It asks the driver, which has the file open: the path in sysfs may
+// be of another mount namespace, or outdated.
 func loopFile(name string, n Number) (Number, error) {
 	f, err := os.OpenFile("/dev/"+name, os.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -123,7 +119,7 @@ func loopFile(name string, n Number) (Number, error) {
 	case err != nil:
 		return Number{}, fmt.Errorf("the file of loop device %s cannot be read: %w", f.Name(), err)
 	}
-	// Before Linux 5.14, that of a regular file is the number of its file system.
+	// Before Linux 5.14, a regular file has the number of its file system here.
 	if info.Rdevice == 0 || info.Rdevice == info.Device {
 		return Number{}, nil
 	}

@@ -8,9 +8,9 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// stack has a disk sda with a partition, a logical volume dm-0 on that, a loop device over the
-// volume with a partition of its own, an array on the latter, and a bcache device on the array;
-// and a loop device over a regular file.
+// stack has a partition on sda, a logical volume dm-0 on that, a loop device with a partition
+// over the volume, an array on the latter, and a bcache device on the array; and a loop device
+// over a regular file.
 func stack(t *testing.T) string {
 	return tree(t, map[string]string{
 		"sys/devices/pci0/block/sda/dev":                    "8:0",

@@ -13,58 +13,50 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Device is a disk, a partition or any other block device, as the kernel
-// describes it.
+// Device is any block device, as the kernel describes it.
 type Device struct {
 	// Name is the kernel's, such as nvme0n1, and Path the node of that name.
 	Name, Path string
-	// IDs are its names in /dev/disk/by-id, those that udev would make from
-	// what the kernel reports among them.
+	// IDs are its names in /dev/disk/by-id, including those that udev would create from the
+	// kernel's attributes.
 	IDs []string
-	// Model and Serial are empty where the device has none.
+	// Model and Serial may be empty.
 	Model, Serial string
 	// Size is in bytes.
 	Size int64
-	// Sequence differs for every device that the kernel ever saw since it
-	// booted; zero where it does not count them.
+	// Sequence is unique among all devices since boot; zero if the kernel does not number them.
 	Sequence uint64
 	Features
-	// Parent is the disk's name when this is a partition, else empty.
 	Parent string
-	// Partitions and Holders name what the kernel made of it.
+	// Partitions and Holders name the devices directly above.
 	Partitions, Holders []string
-	// Mapping describes a device-mapper device.
-	Mapping Mapping
-	// Number is the kernel's.
-	Number Number
-	// UserData says why the contents are those of a volume's user, or may be, so that nothing
-	// looks for LVM's metadata there. List leaves it empty: see lvm.Devices.
+	Mapping             Mapping
+	Number              Number
+	// UserData says why the contents are, or may be, those of a volume's user, so that nothing
+	// searches them for LVM's metadata. List leaves it empty, see lvm.Devices.
 	UserData string
 }
 
-// Features are what kind of device it is.
+// Features describe the kind of device.
 type Features struct {
 	Rotational, ReadOnly bool
-	// DAX is true when the kernel can map its contents directly into memory.
+	// DAX means that the kernel can map the contents directly into memory.
 	DAX bool
-	// Virtual is true for devices that the machine's own software makes:
-	// loops, RAM disks, device-mapper and md devices and their like.
+	// Virtual is true for devices made by the machine's own software: loops, RAM disks,
+	// device-mapper and md devices and the like.
 	Virtual bool
 }
 
-// Mapping is what makes a device-mapper device. The zero value is no such device.
+// Mapping describes a device-mapper device. It is zero for others.
 type Mapping struct {
-	// Name is the device-mapper name.
-	Name string
-	// LogicalVolume is true when LVM made it.
+	Name          string
 	LogicalVolume bool
 }
 
-// NVMe reports whether the device is a namespace of an NVMe controller, or a
-// partition of one.
+// NVMe reports whether the device is a namespace of an NVMe controller, or a partition of one.
 func (d *Device) NVMe() bool { return strings.HasPrefix(d.Name, "nvme") }
 
-// Paths are the nodes that the device always has.
+// Paths returns the nodes that the device always has.
 func (d *Device) Paths() []string {
 	if d.Mapping.Name == "" {
 		return []string{d.Path}
@@ -72,10 +64,8 @@ func (d *Device) Paths() []string {
 	return []string{d.Path, "/dev/mapper/" + d.Mapping.Name}
 }
 
-// List reads which block devices there are from sysfs and the
-// links that udev made, both below root, which is "/" but in tests. Devices
-// without a size and those that the kernel hides are not among them. It opens
-// no device and runs nothing.
+// List reads sysfs and udev's links below root, which is "/" except in tests. It omits devices
+// without a size and those that the kernel hides. It opens no device and runs nothing.
 func List(root string) ([]Device, error) {
 	base := filepath.Join(root, "sys/block")
 	disks, err := os.ReadDir(base)
@@ -115,7 +105,6 @@ func List(root string) ([]Device, error) {
 	return all, nil
 }
 
-// readDevice reads what disks and partitions have in common.
 func readDevice(dir, name string) (Device, error) {
 	d := Device{Name: name, Path: "/dev/" + strings.ReplaceAll(name, "!", "/")}
 	size, err := os.ReadFile(filepath.Join(dir, "size"))
@@ -126,7 +115,7 @@ func readDevice(dir, name string) (Device, error) {
 	if err != nil || sectors > 1<<53 {
 		return d, fmt.Errorf("block device %s: size %q", name, size)
 	}
-	d.Size = sectors * SectorSize // the kernel counts in these whatever the device does
+	d.Size = sectors * SectorSize // the kernel's unit for every device
 	d.Number, _ = ParseNumber(attribute(dir, "dev"))
 	d.ReadOnly = attribute(dir, "ro") == "1"
 	d.Sequence, _ = strconv.ParseUint(attribute(dir, "diskseq"), 10, 64)
@@ -139,7 +128,7 @@ func readDevice(dir, name string) (Device, error) {
 	}
 	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {
-		// Only these can be, and there are many others, of many devices.
+		// Only entries with the prefix can be partitions, and devices have many others.
 		if strings.HasPrefix(e.Name(), name) && attribute(filepath.Join(dir, e.Name()), "partition") != "" {
 			d.Partitions = append(d.Partitions, e.Name())
 		}
@@ -147,11 +136,10 @@ func readDevice(dir, name string) (Device, error) {
 	return d, nil
 }
 
-// isMapped reports whether a device of the kernel's name is device-mapper's. A node may have
-// thousands, so nothing is looked for that those cannot have.
+// isMapped reports whether a device is device-mapper's. A node may have thousands, so callers
+// skip attributes that these lack.
 func isMapped(name string) bool { return strings.HasPrefix(name, "dm-") }
 
-// describe reads what only disks have.
 func (d *Device) describe(dir string) {
 	d.Rotational = attribute(dir, "queue/rotational") == "1"
 	d.DAX = attribute(dir, "queue/dax") == "1"
@@ -167,15 +155,15 @@ func (d *Device) describe(dir string) {
 	}
 	for _, prefix := range []string{"loop", "ram", "zram", "md", "nbd", "sr", "fd", "rbd", "drbd", "bcache", "zd", "ublkb"} {
 		rest, ok := strings.CutPrefix(d.Name, prefix)
-		// What follows is a number: mdXYZ and sram0 are no such devices.
+		// mdXYZ and sram0, for example, are other devices.
 		d.Virtual = d.Virtual || ok && (rest == "" || rest[0] >= '0' && rest[0] <= '9' || rest[0] == '_')
 	}
 }
 
-// synthesized are the names that udev's rules make of the kernel's attributes,
-// for machines without it.
+// synthesized returns the names that udev's rules derive from the kernel's attributes, for
+// machines without udev.
 func (d *Device) synthesized(dir string) []string {
-	// As udev replaces what a name cannot have.
+	// Like udev, replace the blanks.
 	clean := func(s string) string { return strings.Join(strings.Fields(s), "_") }
 	if isMapped(d.Name) {
 		return nil
@@ -202,7 +190,7 @@ func (d *Device) synthesized(dir string) []string {
 	return ids
 }
 
-// deviceLinks reads a directory of links to devices, by the name they lead to.
+// deviceLinks maps base names of targets to links.
 func deviceLinks(dir string) map[string][]string {
 	links := map[string][]string{}
 	entries, _ := os.ReadDir(dir)
@@ -214,14 +202,14 @@ func deviceLinks(dir string) map[string][]string {
 	return links
 }
 
-// logicalVolumeUUID begins the device-mapper UUIDs that LVM gives.
+// logicalVolumeUUID begins LVM's device-mapper UUIDs.
 const logicalVolumeUUID = "LVM-"
 
 // maxAttribute is the size of a page, which no sysfs file exceeds.
 const maxAttribute = 4096
 
-// attribute is the contents of a sysfs file, or empty. os.ReadFile makes twice as many system calls,
-// which are most of what it takes to list thousands of devices.
+// attribute returns the contents of a sysfs file, or "". os.ReadFile makes twice as many system
+// calls, which take most of the time to list thousands of devices.
 func attribute(dir, file string) string {
 	fd, err := unix.Open(filepath.Join(dir, file), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// tree makes files below a directory; "a -> b" is a link.
+// tree creates files below a directory; "a -> b" is a link.
 func tree(t *testing.T, files map[string]string) string {
 	t.Helper()
 	root := t.TempDir()

@@ -12,19 +12,16 @@ import (
 
 const (
 	loopControl = "/dev/loop-control"
-	// loopTries bounds how often another free device is asked for, when
-	// another process took the one before.
+	// loopTries bounds the retries when another process takes a free device first.
 	loopTries = 16
 )
 
-// AttachFile makes a file available as a loop device of at least size bytes,
-// and returns the device's path. A file that does not exist is made, and all
-// of it allocated, so that a file system that runs full does not fail the
-// device; it appears under its name only when that is done. One that
-// is smaller than size is grown, one that is larger stays. A file that is
-// attached already is not attached again; holes in it are filled.
+// AttachFile attaches a file to a loop device of at least size bytes and returns the device's
+// path. It creates a missing file, fully allocated, so that a full file system does not fail
+// the device; the file gets its name only when complete. It grows a smaller file and keeps a
+// larger one. It does not attach a file again, but fills holes in it.
 //
-// Callers see to it that no two of them attach the same file at once.
+// Callers must not attach the same file concurrently.
 func AttachFile(path string, size int64) (device string, err error) {
 	if err := makeFile(path, size); err != nil {
 		return "", err
@@ -61,7 +58,6 @@ func AttachFile(path string, size int64) (device string, err error) {
 	return device, nil
 }
 
-// makeFile makes a file with all of its blocks, unless it exists.
 func makeFile(path string, size int64) error {
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 		if err != nil {
@@ -72,7 +68,7 @@ func makeFile(path string, size int64) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return fmt.Errorf("loop file: %w", err)
 	}
-	// One that an earlier attempt left behind is begun again.
+	// Start over if an earlier attempt left one.
 	partial := path + ".part"
 	f, err := os.OpenFile(partial, os.O_RDWR|os.O_CREATE|os.O_TRUNC|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -93,13 +89,13 @@ func makeFile(path string, size int64) error {
 	return nil
 }
 
-// smallestStep is as little as is allocated with one call.
+// smallestStep is the least that allocate allocates per call.
 const smallestStep = 1 << 20
 
-// allocate gives a file blocks for all of its bytes; what it holds stays.
+// allocate gives a file blocks for all of its bytes and keeps its contents.
 //
-// A call that a signal interrupts (EINTR; the Go runtime sends itself some) takes
-// back on tmpfs what it did, so each interruption makes the steps smaller.
+// When a signal interrupts a call (EINTR; the Go runtime sends some to itself), tmpfs undoes
+// what the call did, so each interruption makes the steps smaller.
 func allocate(f *os.File, size int64) error {
 	for off, step := int64(0), size; off < size; {
 		length := min(step, size-off)
@@ -120,8 +116,8 @@ func allocate(f *os.File, size int64) error {
 	return nil
 }
 
-// attachedLoop finds the loop device of a file, or returns an empty path. The
-// kernel identifies the file by its inode: its path may be another container's.
+// attachedLoop returns the loop device of a file, or "". It compares inodes: the path may be
+// another container's.
 func attachedLoop(want *unix.Stat_t) (string, error) {
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {
@@ -141,12 +137,12 @@ func attachedLoop(want *unix.Stat_t) (string, error) {
 	return "", nil
 }
 
-// LoopFile is the file that a loop device is attached to, and where in it the device begins. The zero
-// value is none.
+// LoopFile is the file that a loop device is attached to, with the device's offset in it. It is
+// zero for no file.
 type LoopFile struct{ Device, Inode, Offset uint64 }
 
 // LoopFileOf asks the driver of a loop device for its file, whose file system may never answer.
-// ErrNotFound when the device is attached to nothing, or is no loop device.
+// It returns ErrNotFound if the device is attached to nothing, or is not a loop device.
 func LoopFileOf(device string) (LoopFile, error) {
 	n, err := NumberOf(device)
 	if err != nil {
@@ -170,9 +166,9 @@ func LoopFileOf(device string) (LoopFile, error) {
 	return LoopFile{info.Device, info.Inode, info.Offset}, nil
 }
 
-// canDirect reports whether direct I/O to a file works. The loop driver falls back by
-// itself where a file system says that it does not know it, but an overlay over one
-// that does not claims that it does, and then all I/O fails.
+// canDirect reports whether direct I/O to a file works. The loop driver falls back if the file
+// system does not support it. But an overlay claims support even over a file system without,
+// and then all I/O fails.
 func canDirect(path string) bool {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECT|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -182,8 +178,6 @@ func canDirect(path string) bool {
 	return true
 }
 
-// attachLoop attaches an open file to a free loop device, with direct I/O
-// where its file system can do that.
 func attachLoop(backing *os.File) (string, error) {
 	control, err := os.OpenFile(loopControl, os.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -217,7 +211,6 @@ func attachLoop(backing *os.File) (string, error) {
 	return "", fmt.Errorf("other processes took %d free loop devices", loopTries)
 }
 
-// updateLoop lets a loop device see that its file has grown.
 func updateLoop(device string, size int64) error {
 	f, err := os.OpenFile(device, os.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -234,9 +227,9 @@ func updateLoop(device string, size int64) error {
 	return nil
 }
 
-// keepAllocated keeps discards from punching holes into the file, which would let the file
-// system below it fill up under volumes that were admitted. Where sysfs
-// cannot be written, the next AttachFile fills them.
+// keepAllocated keeps discards from punching holes into the file: the file system below it
+// could fill up under admitted volumes. If sysfs is read-only, the next AttachFile fills the
+// holes.
 func keepAllocated(device string) {
 	_ = os.WriteFile("/sys/block/"+filepath.Base(device)+"/queue/discard_max_bytes", []byte("0"), 0)
 }

@@ -18,8 +18,6 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// loopDisk is a loop device on a file of the given size, attached by the code
-// under test.
 func loopDisk(t *testing.T, dir, name string, size int64) string {
 	t.Helper()
 	file := filepath.Join(dir, name)
@@ -48,7 +46,7 @@ func TestAFileIsAttachedOnceAndAllOfItAllocated(t *testing.T) {
 	if got := blocks(); got != "131072 67108864\n" {
 		t.Errorf("blocks and size: %s", got)
 	}
-	// A hole is filled; a larger size is seen.
+	// It fills a hole and notices growth.
 	if out, err := exec.Command("fallocate", "--punch-hole", "--offset=1048576", "--length=8388608", filepath.Join(dir, "file")).CombinedOutput(); err != nil {
 		t.Fatalf("fallocate: %v\n%s", err, out)
 	}
@@ -67,7 +65,7 @@ func TestAFileIsAttachedOnceAndAllOfItAllocated(t *testing.T) {
 	}
 }
 
-// An overlay says that it can do direct I/O, whatever it is on.
+// An overlay claims support of direct I/O, whatever lies below it.
 func TestALoopFileOnAnOverlayCanBeRead(t *testing.T) {
 	dir := t.TempDir()
 	below, merged := filepath.Join(dir, "below"), filepath.Join(dir, "merged")
@@ -97,8 +95,8 @@ func TestALoopFileOnAnOverlayCanBeRead(t *testing.T) {
 	}
 }
 
-// Signals interrupt fallocate on tmpfs, which then has done nothing; Go's runtime
-// sends itself such signals, which once made a loop file fail.
+// A signal makes fallocate on tmpfs undo its work. Go's runtime sends itself such signals,
+// which once made a loop file fail.
 func TestALoopFileIsMadeWhateverSignalsCome(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var sender sync.WaitGroup

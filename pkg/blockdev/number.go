@@ -11,17 +11,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SectorSize is the kernel's unit of positions and sizes, in bytes, whatever
-// the device's own sectors are.
+// SectorSize is the kernel's unit of positions and sizes, in bytes, whatever the device's own
+// sectors are.
 const SectorSize = 512
 
 // Number is the kernel's number of a device.
 type Number struct{ Major, Minor uint32 }
 
-// String is MAJOR:MINOR, as in sysfs and in device-mapper tables.
+// String returns MAJOR:MINOR, as in sysfs and in device-mapper tables.
 func (n Number) String() string { return fmt.Sprintf("%d:%d", n.Major, n.Minor) }
 
-// ParseNumber reads what String writes.
+// ParseNumber parses MAJOR:MINOR.
 func ParseNumber(s string) (Number, error) {
 	major, minor, _ := strings.Cut(s, ":")
 	a, err := strconv.ParseUint(major, 10, 32)
@@ -32,8 +32,7 @@ func ParseNumber(s string) (Number, error) {
 	return Number{uint32(a), uint32(b)}, nil
 }
 
-// NumberOf is the number of the block device that a path leads to. ErrNotFound
-// when the path leads to none.
+// NumberOf returns the number of the block device at a path, or ErrNotFound.
 func NumberOf(path string) (Number, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
@@ -45,7 +44,7 @@ func NumberOf(path string) (Number, error) {
 	return Number{unix.Major(st.Rdev), unix.Minor(st.Rdev)}, nil
 }
 
-// Check returns an ErrNotFound unless the path leads to the device.
+// Check returns ErrNotFound unless the path leads to the device.
 func Check(path string, n Number) error {
 	is, err := NumberOf(path)
 	if err == nil && is != n {
@@ -54,12 +53,12 @@ func Check(path string, n Number) error {
 	return err
 }
 
-// MakeNode makes a node of a device, unless the path leads to it already.
+// MakeNode creates a device's node, unless the path leads to the device already.
 func MakeNode(path string, n Number) error {
 	if Check(path, n) == nil {
 		return nil
 	}
-	// In two steps, so that the path leads to a device at any time.
+	// Rename, so that the path leads to a device at any time.
 	fresh := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".new")
 	if err := RemoveNode(fresh); err != nil {
 		return err
@@ -73,8 +72,8 @@ func MakeNode(path string, n Number) error {
 	return nil
 }
 
-// RemoveNode removes a node, a link to one, or a directory of them that is
-// empty, which another process may remove, or fill, at the same time.
+// RemoveNode removes a node, a link to one, or an empty directory of them, which another
+// process may remove or fill concurrently.
 func RemoveNode(path string) error {
 	err := os.Remove(path)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTEMPTY) {
@@ -83,8 +82,8 @@ func RemoveNode(path string) error {
 	return err
 }
 
-// HasDAX reports whether the kernel maps the device's contents directly into
-// memory; of a partition, its disk's attribute says so.
+// HasDAX reports whether the kernel maps the device's contents directly into memory. A
+// partition has its disk's value.
 func HasDAX(path string) bool {
 	n, err := NumberOf(path)
 	if err != nil {
@@ -99,8 +98,8 @@ func HasDAX(path string) bool {
 	return false
 }
 
-// LogicalBlockSize is the smallest unit of the device's reads and writes, in bytes, by sysfs; of
-// a partition, its disk's.
+// LogicalBlockSize returns the smallest unit of the device's reads and writes, in bytes. A
+// partition has its disk's.
 func LogicalBlockSize(path string) (int64, error) {
 	n, err := NumberOf(path)
 	if err != nil {
@@ -118,7 +117,7 @@ func LogicalBlockSize(path string) (int64, error) {
 	return size, nil
 }
 
-// Sectors is how many sectors a device has, by sysfs.
+// Sectors returns a device's size in sectors, by sysfs.
 func Sectors(n Number) (int64, error) {
 	text := attribute("/sys/dev/block/"+n.String(), "size")
 	sectors, err := strconv.ParseInt(text, 10, 64)

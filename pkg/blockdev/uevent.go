@@ -10,12 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Watch sends on events, which should hold one element, after the
-// kernel announced that block devices other than logical volumes came, went or
-// changed. Bursts are one event. It ends with ctx.
+// Watch sends on events when block devices other than logical volumes come, go or change, until
+// ctx ends. It does not block, so events should be buffered, and bursts merge into one event.
 //
-// It listens to the kernel itself (NETLINK_KOBJECT_UEVENT), so no udev is
-// needed, and a container hears it too.
+// It listens to the kernel itself (NETLINK_KOBJECT_UEVENT), so it needs no udev and works in a
+// container.
 func Watch(ctx context.Context, events chan<- struct{}) error {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_KOBJECT_UEVENT)
 	if err != nil {
@@ -26,7 +25,7 @@ func Watch(ctx context.Context, events chan<- struct{}) error {
 		_ = unix.Close(fd)
 		return fmt.Errorf("listening to the kernel's device events: %w", err)
 	}
-	// Reads wake up now and then to see whether ctx is done.
+	// Wake up reads now and then to check ctx.
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 1}); err != nil {
 		_ = unix.Close(fd)
 		return fmt.Errorf("listening to the kernel's device events: %w", err)
@@ -54,8 +53,8 @@ func Watch(ctx context.Context, events chan<- struct{}) error {
 	return nil
 }
 
-// concernsBlockDevice reads an event: "ACTION@DEVPATH", then KEY=VALUE
-// strings, each ended by a zero byte.
+// concernsBlockDevice parses an event: "ACTION@DEVPATH", then KEY=VALUE strings, each
+// zero-terminated.
 func concernsBlockDevice(event []byte, isVolume func(device string) bool) bool {
 	block := false
 	for field := range bytes.SplitSeq(event, []byte{0}) {
