@@ -15,7 +15,8 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// newShared is newReal with a kubelet's directory whose mounts propagate, as they do on a node.
+// newShared is newReal with mounts in the kubelet's directory that propagate,
+// as on a node.
 func newShared(t testing.TB) *real {
 	t.Helper()
 	r := newReal(t, "/dev/vdb", "disk")
@@ -23,24 +24,23 @@ func newShared(t testing.TB) *real {
 	return r
 }
 
-// share mounts something at a directory and makes that mount shared, for the time of the test.
+// share mounts a file system at dir and makes that mount shared, until the test
+// ends.
 func share(t testing.TB, dir, fsType string, flags uintptr) {
 	t.Helper()
 	must.Succeed(t, unix.Mount(dir, dir, fsType, flags, ""))
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
-	// Not with the mount that the directory lies in, or all would be mounted twice.
+	// Without a private parent mount everything would be mounted twice.
 	must.Succeed(t, unix.Mount("", dir, "", unix.MS_PRIVATE, ""))
 	must.Succeed(t, unix.Mount("", dir, "", unix.MS_SHARED, ""))
 }
 
-// mountMemory mounts a file system in memory at a directory, which it makes.
 func mountMemory(t testing.TB, dir string) {
 	t.Helper()
 	must.Succeed(t, os.MkdirAll(dir, 0o750))
 	must.Succeed(t, unix.Mount("none", dir, "tmpfs", 0, ""))
 }
 
-// published stages a volume and publishes it to Pods.
 func (r *real) published(name, fsType string, pods ...string) *lvmdv1.Volume {
 	r.t.Helper()
 	v := r.volume(name, fsType)
@@ -51,8 +51,8 @@ func (r *real) published(name, fsType string, pods ...string) *lvmdv1.Volume {
 	return v
 }
 
-// TestRealMountsBelowATarget has a Pod leave mounts in its volume, as one with the mount
-// propagation Bidirectional does: its termination log, and what it mounted by itself.
+// TestRealMountsBelowATarget leaves mounts in a volume, as a Pod with
+// Bidirectional mount propagation does: its termination log and its own mounts.
 func TestRealMountsBelowATarget(t *testing.T) {
 	r := newShared(t)
 	log := filepath.Join(t.TempDir(), "log")
@@ -89,8 +89,8 @@ func TestRealMountsBelowATarget(t *testing.T) {
 	}
 }
 
-// TestRealMountsBelowTargetsOfTwoPods has two Pods that see each other's mounts in their
-// volume. Those of one that runs on are left.
+// TestRealMountsBelowTargetsOfTwoPods has two Pods that see each other's mounts
+// in their volume. Those of the running Pod must stay.
 func TestRealMountsBelowTargetsOfTwoPods(t *testing.T) {
 	r := newShared(t)
 	v := r.published("below", "ext4", "one", "two")
@@ -111,14 +111,13 @@ func TestRealMountsBelowTargetsOfTwoPods(t *testing.T) {
 	r.waitForSpace()
 }
 
-// TestRealMountsBelowATargetThatAreLeft has mounts in a volume that cannot be taken off.
 func TestRealMountsBelowATargetThatAreLeft(t *testing.T) {
 	r := newShared(t)
 	v := r.published("below", "ext4", "pod")
 	target := r.target(v, "pod")
 
-	// A directory of the host with all that is mounted there: what is unmounted in one is
-	// unmounted in the other.
+	// A host directory bound recursively: an unmount in either is an unmount in
+	// both.
 	host := t.TempDir()
 	share(t, host, "tmpfs", 0)
 	mountMemory(t, filepath.Join(host, "precious"))
@@ -137,7 +136,7 @@ func TestRealMountsBelowATargetThatAreLeft(t *testing.T) {
 	}
 	byHand(below)
 
-	// Without it the directory can be taken off, unless a process uses it.
+	// Now the directory can be unmounted, unless a process uses it.
 	user := must.Get(os.Open(below))(t)
 	defer user.Close()
 	wantError(t, r.unpublish(v, "pod"), codes.FailedPrecondition, below)

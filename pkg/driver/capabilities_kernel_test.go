@@ -32,7 +32,7 @@ import (
 	"github.com/carve-csi/carve/pkg/privilege/privilegetest"
 )
 
-// Environment of a process that is to be a plugin instead of a test.
+// Environment of a process that acts as the plugin.
 const (
 	pluginDir  = "CARVE_TEST_PLUGIN_DIR"
 	pluginCaps = "CARVE_TEST_PLUGIN_CAPABILITIES"
@@ -56,7 +56,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// bePlugin is a node plugin with some capabilities only, until SIGTERM.
+// bePlugin is a node plugin with only the given capabilities, until SIGTERM.
 func bePlugin(dir, caps string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
@@ -98,7 +98,8 @@ func bePlugin(dir, caps string) error {
 
 func TestRealReducedCapabilities(t *testing.T) {
 	m := drivertest.NewRealMachine(t, "/dev/vdb", "disk")
-	// A hardened host lets no process trace another one without a capability (Yama, ptrace_scope).
+	// On a hardened host (Yama, ptrace_scope) a process needs a capability to
+	// trace another.
 	const scope = "/proc/sys/kernel/yama/ptrace_scope"
 	former := must.Get(os.ReadFile(scope))(t)
 	must.Succeed(t, os.WriteFile(scope, []byte("2"), 0))
@@ -127,7 +128,6 @@ func TestRealReducedCapabilities(t *testing.T) {
 	}
 }
 
-// reducedPlugin starts a plugin of its own process on the machine.
 func reducedPlugin(t *testing.T, m *drivertest.Machine, capabilities []int) *real {
 	t.Helper()
 	command := exec.Command(os.Args[0])
@@ -149,8 +149,8 @@ func reducedPlugin(t *testing.T, m *drivertest.Machine, capabilities []int) *rea
 	}}
 }
 
-// everything is what a plugin has to be able to do. It returns the first
-// error, and deletes its volumes.
+// everything uses all that the plugin must be able to do. It returns the first
+// error and deletes its volumes.
 func (r *real) everything() error {
 	for _, fsType := range []string{"ext4", "xfs", "btrfs", ""} {
 		if err := r.wholeCycle(fsType); err != nil {
@@ -165,7 +165,6 @@ func (r *real) everything() error {
 	return r.wholeCycleLUKS()
 }
 
-// wholeCycleLUKS is wholeCycle of a volume with a kept key.
 func (r *real) wholeCycleLUKS() error {
 	if err := r.wholeCycleOf(r.locked(fmt.Sprint("reduced-luks", time.Now().UnixNano()), "ext4")); err != nil {
 		return fmt.Errorf("encrypted: %w", err)
@@ -185,7 +184,6 @@ func (r *real) wholeCycleOf(v *lvmdv1.Volume) error {
 		return err
 	}
 	if fsType != "" {
-		// An application's own directory.
 		must.Succeed(r.t, errors.Join(os.Chown(target, 1000, 1000), os.Chmod(target, 0o700)))
 		r.write(filepath.Join(target, "kept"), "content")
 	}
@@ -200,13 +198,13 @@ func (r *real) wholeCycleOf(v *lvmdv1.Volume) error {
 	if _, err := r.NodeGetVolumeStats(r.ctx(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.GetId(), VolumePath: target}); err != nil {
 		return err
 	}
-	if fsType != "" && fsType != "btrfs" { // which cannot be shut down
+	if fsType != "" && fsType != "btrfs" { // btrfs has no shutdown ioctl
 		r.shutDown(r.staging(v))
 	}
 	if err := errors.Join(r.unpublish(v, "pod"), r.unstage(v)); err != nil {
 		return err
 	}
-	// The check after a crash, and read-only.
+	// The check after a crash, then read-only.
 	if err := errors.Join(r.stage(v, access(v)), r.publish(v, "pod", access(v), true)); err != nil {
 		return err
 	}
@@ -219,7 +217,6 @@ func (r *real) wholeCycleOf(v *lvmdv1.Volume) error {
 	return errors.Join(r.unpublish(v, "pod"), r.unstage(v))
 }
 
-// deleteLater deletes a volume at the test's end, when nothing is mounted.
 func (r *real) deleteLater(v *lvmdv1.Volume) {
 	r.t.Cleanup(func() { r.delete(v) })
 }

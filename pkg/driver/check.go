@@ -13,24 +13,25 @@ import (
 )
 
 const (
-	// smallCheckMemory is what a check gets at first, in bytes. It is enough for most:
-	// smallChecks of them are at work at once on the node, heldSmallChecks hold memory, with
-	// those that wait for their disks, and sameSmallChecks of these lie on the same disks.
+	// A check first gets smallCheckMemory bytes, which is enough for most. On
+	// the node smallChecks of them run at once; heldSmallChecks hold memory,
+	// including those that wait for their disks; at most sameSmallChecks of
+	// these share disks.
 	smallCheckMemory = 32 << 20
 	smallChecks      = 4
 	heldSmallChecks  = 8
 	sameSmallChecks  = 2
-	// DefaultCheckMemory is what a check gets that needs more, in bytes: largeChecks,
-	// heldLargeChecks and sameLargeChecks are of these.
+	// DefaultCheckMemory is the larger limit, in bytes, for a check that ran
+	// out of the small one. The three limits below correspond to those above.
 	DefaultCheckMemory = 128 << 20
 	largeChecks        = 1
 	heldLargeChecks    = 2
 	sameLargeChecks    = 1
 )
 
-// checker runs the checks of file systems within a bounded amount of memory: they share
-// that of the plugin's container, and the kernel ends all of a container that takes too
-// much. It is safe for concurrent use.
+// checker bounds the memory of all checks together: the kernel kills the
+// plugin's whole container when it exceeds its limit. It is safe for concurrent
+// use.
 type checker struct {
 	fileSystems  FileSystems
 	devices      *devices
@@ -38,8 +39,7 @@ type checker struct {
 	small, large *command.Places
 }
 
-// newChecker makes a checker that gives a check so many bytes at most; zero means
-// DefaultCheckMemory.
+// newChecker takes zero memory as DefaultCheckMemory.
 func newChecker(fs FileSystems, devices *devices, memory int64) *checker {
 	return &checker{
 		fileSystems: fs, devices: devices, memory: cmp.Or(memory, DefaultCheckMemory),
@@ -48,8 +48,7 @@ func newChecker(fs FileSystems, devices *devices, memory int64) *checker {
 	}
 }
 
-// check repairs the file system of a volume. Its error matches filesystem.ErrMemory when that
-// takes more memory than there is for it.
+// check's error matches filesystem.ErrMemory if the repair needs more memory.
 func (c *checker) check(ctx context.Context, v *lvmdv1.Volume) error {
 	err := c.within(ctx, c.small, min(smallCheckMemory, c.memory), v)
 	if errors.Is(err, filesystem.ErrMemory) && c.memory > smallCheckMemory {
@@ -62,12 +61,12 @@ func (c *checker) check(ctx context.Context, v *lvmdv1.Volume) error {
 }
 
 func (c *checker) within(ctx context.Context, places *command.Places, memory int64, v *lvmdv1.Volume) error {
-	// An lvmd of an earlier version does not name the disks.
+	// An older lvmd does not report the disks.
 	place, release, err := places.Take(ctx, "", cmp.Or(v.GetDisks(), v.GetVgName()))
 	if err != nil {
 		return fmt.Errorf("wait for the checks of other file systems: %w", err)
 	}
-	// The wait may be long: the volume may be gone by then, and its device's number another's.
+	// The wait may be long: the device number may be another volume's by now.
 	device, err := c.devices.node(v)
 	if err != nil {
 		release()
@@ -76,7 +75,7 @@ func (c *checker) within(ctx context.Context, places *command.Places, memory int
 	err = c.fileSystems.Check(ctx, device, useOf(v).Type, filesystem.CheckOptions{Memory: memory, Waiting: place.Waiting})
 	var killed *command.KilledError
 	if errors.As(err, &killed) && killed.Stuck {
-		// It holds its memory until it is gone.
+		// The process holds its memory until it exits.
 		go func() {
 			<-killed.Gone
 			release()

@@ -17,11 +17,10 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// silencing takes the answer of a device away when a check of it begins, and not before: the plugin looks at
-// the device first.
+// silencing silences a device only when its check begins, as the plugin probes
+// it before.
 type silencing struct {
 	driver.FileSystems
-	// silence is called with the device of each check.
 	silence func(device string)
 }
 
@@ -30,15 +29,15 @@ func (s silencing) Check(ctx context.Context, device string, t filesystem.Type, 
 	return s.FileSystems.Check(ctx, device, t, o)
 }
 
-// TestRealChecksThatHangInTheKernelHoldUpNoneOnAnotherDisk has more volumes on one of a group's two disks than
-// may be checked there at once, none of which answers, and one on the other disk.
+// One disk of the group has more volumes than may be checked there at once,
+// none of which answers.
 func TestRealChecksThatHangInTheKernelHoldUpNoneOnAnotherDisk(t *testing.T) {
 	const first, second = "/dev/vdb", "/dev/vdc"
 	byHand := func(args ...string) {
 		t.Helper()
 		drivertest.ByHand(t, "lvm", append(args, "--config", drivertest.HandConfig)...)
 	}
-	t.Cleanup(func() { byHand("pvremove", "--yes", second) }) // once the group is gone
+	t.Cleanup(func() { byHand("pvremove", "--yes", second) }) // after the group is removed
 	m := drivertest.NewRealMachine(t, first, "disk")
 	var slow []*lvmdv1.Volume
 	began, answers := atomic.Int32{}, atomic.Bool{}
@@ -55,7 +54,7 @@ func TestRealChecksThatHangInTheKernelHoldUpNoneOnAnotherDisk(t *testing.T) {
 	answer := sync.OnceFunc(func() {
 		answers.Store(true)
 		for _, v := range slow {
-			_ = exec.Command("dmsetup", "resume", "--noudevsync", dmName(v)).Run() // also of one that was not suspended
+			_ = exec.Command("dmsetup", "resume", "--noudevsync", dmName(v)).Run() // harmless for one that is not suspended
 		}
 	})
 	r := &real{kubelet{Plugin: m.Start(), t: t, machine: m, size: 320 * mib}}

@@ -17,7 +17,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// dirtyExt4 was not unmounted cleanly.
 var dirtyExt4 = filesystem.Info{Type: filesystem.Ext4, NeedsCheck: true}
 
 func TestAFileSystemIsCheckedWithinTheMemoryThatThereIsForIt(t *testing.T) {
@@ -56,8 +55,8 @@ func TestAFileSystemIsCheckedWithinTheMemoryThatThereIsForIt(t *testing.T) {
 	}
 }
 
-// TestDisksThatDoNotAnswerHoldUpTheChecksOfNoOther has more volumes on each set of disks than may be checked
-// at once, and one on another disk of the group.
+// Each set of disks has more volumes than may be checked there at once; one
+// volume is on another disk of the group.
 func TestDisksThatDoNotAnswerHoldUpTheChecksOfNoOther(t *testing.T) {
 	onDisks := func(v *lvmdv1.Volume, where string) { v.Disks = where }
 	for name, c := range map[string]struct {
@@ -99,7 +98,7 @@ func TestDisksThatDoNotAnswerHoldUpTheChecksOfNoOther(t *testing.T) {
 			}
 			want := c.sets * c.each
 			waittest.Until(t, "all sets of disks have their share of checks, which wait", func() bool { return waiting.Load() == want })
-			for range 3 { // more of them than one set may have at once, one after the other
+			for range 3 { // more than one set may have at once, one after the other
 				must.Succeed(t, f.stage(other, filesystemAccess(writer)))
 				must.Succeed(t, f.unstage(other))
 				f.fileSystems.Set(other.GetDevicePath(), dirtyExt4)
@@ -121,7 +120,7 @@ func TestADeviceThatBecomesAnotherVolumesDuringTheWaitIsNotChecked(t *testing.T)
 		<-answers
 	}
 	var others sync.WaitGroup
-	for i := range 2 { // as many as may be checked at once on the same disks
+	for i := range 2 { // the limit for the same disks
 		v := f.volume(fmt.Sprintf("other%d", i), "ext4")
 		f.fileSystems.Set(v.GetDevicePath(), dirtyExt4)
 		others.Go(func() {
@@ -137,7 +136,7 @@ func TestADeviceThatBecomesAnotherVolumesDuringTheWaitIsNotChecked(t *testing.T)
 	looked := sync.OnceFunc(func() { close(waits) })
 	f.fileSystems.Probing = func(device string) {
 		if device == v.GetDevicePath() {
-			looked() // It is found to need a check, and waits for the others.
+			looked() // It needs a check, and waits for the others.
 		}
 	}
 	go func() { done <- f.stage(v, filesystemAccess(writer)) }()
@@ -151,7 +150,7 @@ func TestADeviceThatBecomesAnotherVolumesDuringTheWaitIsNotChecked(t *testing.T)
 	}
 }
 
-// TestSoManyChecksHoldMemoryAtOnce has each wait for a disk of its own.
+// Each check waits for a disk of its own.
 func TestSoManyChecksHoldMemoryAtOnce(t *testing.T) {
 	for name, c := range map[string]struct {
 		needs int64
@@ -207,7 +206,7 @@ func TestSoManyChecksHoldMemoryAtOnce(t *testing.T) {
 	}
 }
 
-// TestACheckThatIsKilledAndNotGoneKeepsItsPlace has as many of them as may run on the same disks.
+// As many checks hang as may run on the same disks.
 func TestACheckThatIsKilledAndNotGoneKeepsItsPlace(t *testing.T) {
 	f := newFixture(t)
 	gone := make(chan struct{})
@@ -278,7 +277,7 @@ func TestChecksOfLargeFileSystemsWaitForEachOtherAndHoldUpNoOthers(t *testing.T)
 			}
 		})
 	}
-	// One that needs no more than most is checked meanwhile.
+	// A check that needs little memory runs meanwhile.
 	small := f.volume("small", "ext4")
 	f.fileSystems.Set(small.GetDevicePath(), dirtyExt4)
 	f.fileSystems.SetCheckNeeds(small.GetDevicePath(), 1<<20)

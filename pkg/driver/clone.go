@@ -9,14 +9,14 @@ import (
 	"github.com/carve-csi/carve/pkg/filesystem"
 )
 
-// growSlack is by how much a file system may be smaller than its volume
-// because of its own granularity. Volumes grow by extents, which are larger.
+// growSlack is the number of bytes by which a file system's granularity may
+// make it smaller than its volume. Volumes grow by extents, which are larger.
 const growSlack = 1 << 20
 
-// besideClones completes the mount options of a file system that clones of it,
-// or what it was cloned from, may be mounted beside: they have one UUID, which
-// xfs allows only with an option. ext4 does not mind. Another UUID would take a check of all
-// of ext4, and for xfs a mount that replays the log, which lvmd never does.
+// besideClones adds the xfs option nouuid: a clone has the UUID of its source,
+// and xfs mounts both only with it. ext4 accepts duplicates. Changing the UUID
+// instead would cost a check of the whole file system with ext4, and with xfs a
+// mount that replays the log, which lvmd never does.
 func besideClones(t filesystem.Type, options []string) []string {
 	if t != filesystem.XFS || slices.Contains(options, "nouuid") {
 		return options
@@ -24,8 +24,6 @@ func besideClones(t filesystem.Type, options []string) []string {
 	return append(options, "nouuid")
 }
 
-// growToVolume grows the file system of a volume that was made larger than its source.
-// It is mounted at path; what is mounted read-only stays as it is.
 func (s *stager) growToVolume(v *lvmdv1.Volume, device, path string, options []string) error {
 	if v.GetSource() == nil || slices.Contains(options, "ro") {
 		return nil

@@ -26,26 +26,22 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// crashEnv names the directory of the machine on which this process is to be a
-// plugin that crashes, instead of a test.
 const crashEnv = "CARVE_TEST_CRASHING_PLUGIN"
 
-// Files in the machine's directory. crashFile holds where a plugin is to be killed,
-// crashedFile where it was. effectsFile holds the number of effects of a tool that
-// came to its end.
+// Files in the machine's directory: crashFile has the point at which to kill
+// the plugin, crashedFile the point reached, effectsFile the number of effects
+// of a tool that ran to its end.
 const (
 	crashFile   = "crash"
 	crashedFile = "crashed"
 	effectsFile = "effects"
 )
 
-// answered is the crash point between the last effect of a call and its answer.
 const answered = "answer"
 
-// crashPoint is where a plugin is killed with SIGKILL: in a call of the kubelet,
-// before the effect of that name or before the answer; or, where tool is set,
-// before the tool's system call of that number that changes something, and the tool
-// is killed in the same moment.
+// crashPoint is where a plugin gets SIGKILL: in a call, before the named effect
+// or the answer. If tool is set, it is before the tool's numbered system call
+// that changes anything, and the tool is killed at the same moment.
 type crashPoint struct {
 	call, effect string
 	tool         string
@@ -59,11 +55,9 @@ func (c crashPoint) String() string {
 	return c.call + " " + c.effect
 }
 
-// crasher kills its own process at a point of a call.
 type crasher struct {
 	dir, point string
-	// call is the one that is served, and reached are its effects so far. There is one
-	// call at a time.
+	// The call being served and its effects so far. Calls come one at a time.
 	call    string
 	reached []string
 }
@@ -76,7 +70,6 @@ func (c *crasher) reach(effect string) {
 	c.reached = append(c.reached, effect)
 }
 
-// crash notes where a process is killed, and kills it.
 func crash(dir, note string, pid int) {
 	if err := os.WriteFile(filepath.Join(dir, crashedFile), []byte(note), 0o600); err != nil {
 		fmt.Fprintln(os.Stderr, "crash:", err)
@@ -85,8 +78,8 @@ func crash(dir, note string, pid int) {
 	_ = syscall.Kill(pid, syscall.SIGKILL)
 }
 
-// step implements stepper. An unmount has a point behind it, too: the path is
-// removed then.
+// step implements stepper. An unmount also has a point after it, when the path
+// is removed.
 func (c *crasher) step(name string, do func() error) error {
 	c.reach(name)
 	err := do()
@@ -96,7 +89,6 @@ func (c *crasher) step(name string, do func() error) error {
 	return err
 }
 
-// crashingNode has each call begin and end at the crasher.
 type crashingNode struct {
 	csi.NodeServer
 	*crasher
@@ -132,8 +124,8 @@ func (n crashingNode) NodeUnstageVolume(ctx context.Context, r *csi.NodeUnstageV
 	return n.NodeServer.NodeUnstageVolume(ctx, r)
 }
 
-// beCrashingPlugin is the node plugin on the machine of that directory, as cmd/node
-// puts it together, but for what kills it.
+// beCrashingPlugin assembles the node plugin as cmd/node does, with the crasher
+// around its dependencies.
 func beCrashingPlugin(dir string) error {
 	point, err := os.ReadFile(filepath.Join(dir, crashFile))
 	if err != nil {
@@ -166,7 +158,6 @@ func beCrashingPlugin(dir string) error {
 	}.Serve(ctx)
 }
 
-// pluginProcess is a plugin in a process of its own.
 type pluginProcess struct {
 	*drivertest.Plugin
 	cmd    *exec.Cmd
@@ -174,7 +165,7 @@ type pluginProcess struct {
 	exited chan struct{}
 }
 
-// launch starts a plugin on the machine, whose directory is its working directory.
+// launch starts a plugin whose working directory is the machine's.
 func launch(t testing.TB, m *drivertest.Machine, cmd *exec.Cmd) *pluginProcess {
 	t.Helper()
 	cmd.Dir, cmd.Stdout, cmd.Stderr = m.Dir, m.Log, m.Log
@@ -199,7 +190,6 @@ func launch(t testing.TB, m *drivertest.Machine, cmd *exec.Cmd) *pluginProcess {
 	return p
 }
 
-// end kills the plugin, if it is still there.
 func (p *pluginProcess) end(t testing.TB) {
 	t.Helper()
 	_ = p.cmd.Process.Kill()
@@ -213,7 +203,6 @@ func (p *pluginProcess) end(t testing.TB) {
 	}
 }
 
-// launchCrashing starts a plugin that is killed at a point.
 func launchCrashing(t testing.TB, m *drivertest.Machine, point crashPoint) *pluginProcess {
 	t.Helper()
 	must.Succeed(t, os.WriteFile(filepath.Join(m.Dir, crashFile), []byte(point.String()), 0o600))
@@ -226,7 +215,6 @@ func launchCrashing(t testing.TB, m *drivertest.Machine, point crashPoint) *plug
 	return launch(t, m, cmd)
 }
 
-// launchReal starts the node plugin as it is shipped.
 func launchReal(t testing.TB, m *drivertest.Machine) *pluginProcess {
 	t.Helper()
 	return launch(t, m, exec.Command("carve-node", "--node-name="+drivertest.NodeName, "--kubelet-dir="+m.KubeletDir,
@@ -234,8 +222,9 @@ func launchReal(t testing.TB, m *drivertest.Machine) *pluginProcess {
 		"--lvmd-socket="+m.LVMDSocket(), "--ops-listen="))
 }
 
-// wantCrashed waits for the plugin's end, checks that it was killed at the point of a call
-// that returned an error, and returns the effects of the call before it.
+// wantCrashed waits for the plugin's end and checks that it was killed at the
+// point, in a call that returned an error. It returns the effects of the call
+// before that.
 func (p *pluginProcess) wantCrashed(t testing.TB, m *drivertest.Machine, point crashPoint, err error) (effects []string) {
 	t.Helper()
 	select {
@@ -255,10 +244,9 @@ func (p *pluginProcess) wantCrashed(t testing.TB, m *drivertest.Machine, point c
 	return strings.Fields(reached)
 }
 
-// tools are the programs that the plugin starts, and that stand-ins replace.
 var tools = []string{"cryptsetup", "mkfs.ext4", "mkfs.xfs", "xfs_growfs"}
 
-// standIns makes the directory with programs that run the real tools under a
+// standIns makes a directory of programs that run the real tools under a
 // tracer, see beTool.
 func standIns(t testing.TB, m *drivertest.Machine) string {
 	t.Helper()
@@ -281,7 +269,8 @@ func standIns(t testing.TB, m *drivertest.Machine) string {
 	return dir
 }
 
-// toolName names what a tool does: of cryptsetup, its first argument is a part of it.
+// toolName names a tool's action; for cryptsetup that includes its first
+// argument.
 func toolName(args []string) string {
 	name := filepath.Base(args[0])
 	if name == "cryptsetup" && len(args) > 1 {

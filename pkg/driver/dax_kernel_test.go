@@ -14,8 +14,8 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// TestRealDAX proves that mapped files of a volume on persistent memory are
-// the memory itself: the kernel grants MAP_SYNC for nothing else.
+// TestRealDAX proves that mapped files on persistent memory are the memory
+// itself: the kernel grants MAP_SYNC for nothing else.
 func TestRealDAX(t *testing.T) {
 	r := newReal(t, "/dev/pmem0", "pmem")
 	for _, fsType := range []string{"ext4", "xfs"} {
@@ -59,7 +59,6 @@ func TestRealDAX(t *testing.T) {
 	}
 }
 
-// TestRealInlineVolumesOnPersistentMemory are mapped directly, too.
 func TestRealInlineVolumesOnPersistentMemory(t *testing.T) {
 	r := newRealInline(t, "/dev/pmem0", "pmem")
 	i := r.inline("pod", "")

@@ -18,8 +18,6 @@ import (
 	"github.com/carve-csi/carve/pkg/luks"
 )
 
-// devices finds the device of a volume, and what shows a device: which paths of the
-// kubelet's, and which mounts elsewhere on the node.
 type devices struct {
 	mounts  mount.Interface
 	kubelet kubelet.Dir
@@ -30,10 +28,9 @@ func deviceOf(v *lvmdv1.Volume) mount.Device {
 	return mount.Device{Major: v.GetDeviceMajor(), Minor: v.GetDeviceMinor()}
 }
 
-// node returns the path of a device node of the volume's device. The path that
-// lvmd reports can be stale, when udev lags behind: the kernel's own node of the
-// same number is used then. The number can be stale, too, where another program
-// removed the volume's device and made it again: check asks the kernel whose it is.
+// node returns the path of a device node of the volume. If lvmd's path is
+// stale, as udev lags behind, it uses the kernel's node. The number may be
+// stale too if another program recreated the device, so check asks the kernel.
 func (d *devices) node(v *lvmdv1.Volume) (string, error) {
 	want := deviceOf(v)
 	if err := d.check(v, want); err != nil {
@@ -53,8 +50,8 @@ func (d *devices) node(v *lvmdv1.Volume) (string, error) {
 	return "", csierror.New(codes.Unavailable, fmt.Errorf("no device node for volume %s, device %v: %w", v.GetId(), want, err))
 }
 
-// check refuses a device that the kernel does not know as the volume's. A device
-// cannot become another volume's while it is in use.
+// check rejects a device that the kernel does not know as the volume's. Its
+// result holds while the device is in use.
 func (d *devices) check(v *lvmdv1.Volume, device mount.Device) error {
 	name, uuid, err := d.mounts.Mapped(device)
 	if err != nil {
@@ -71,8 +68,8 @@ func (d *devices) check(v *lvmdv1.Volume, device mount.Device) error {
 		fmt.Errorf("device %v is not volume %s any more, the kernel has %s there: lvmd will notice", device, v.GetId(), is))
 }
 
-// uuidPrefix is how device-mapper's UUID of the volume's device begins. Encrypted
-// volumes have two devices.
+// uuidPrefix returns the start of the device-mapper UUID of the volume's
+// device. An encrypted volume has two devices.
 func uuidPrefix(v *lvmdv1.Volume) string {
 	switch {
 	case v.GetDevicePath() == luks.Path(v.GetId()):
@@ -80,29 +77,23 @@ func uuidPrefix(v *lvmdv1.Volume) string {
 	case v.GetEncryption() == names.EncryptionEphemeral:
 		return sealedUUID
 	}
-	// LVM writes the group's UUID without hyphens, and the volume's behind it.
+	// LVM joins the UUIDs of group and volume, without hyphens.
 	return volumeUUID + strings.ReplaceAll(v.GetVgUuid(), "-", "")
 }
 
-// mountedVolume finds a volume's id in the name that device-mapper has for a
-// logical volume: group and volume joined by a hyphen, of which an id has none.
-// encryptedVolume and openVolume find it in the name of the device that shows an
-// encrypted volume's plain text.
+// Device-mapper names: of a logical volume, "group-volume" with no hyphen in
+// the id; of lvmd's encryption; of a LUKS mapping.
 var (
 	mountedVolume   = regexp.MustCompile(`-(cv[a-z0-9]{26})$`)
 	encryptedVolume = regexp.MustCompile(`^carve\.crypt\.(cv[a-z0-9]{26})$`)
 	openVolume      = regexp.MustCompile(`^` + regexp.QuoteMeta(luks.MappingPrefix) + `(cv[a-z0-9]{26})$`)
 )
 
-// The prefixes of device-mapper's UUIDs: of logical volumes, and of the devices
-// through which lvmd encrypts.
 const (
 	volumeUUID = "LVM-"
 	sealedUUID = "CARVE-CRYPT-"
 )
 
-// volumeOf returns the id of the volume of ours that a device-mapper device is,
-// or "".
 func volumeOf(name, uuid string) string {
 	pattern := mountedVolume
 	switch {
@@ -119,10 +110,9 @@ func volumeOf(name, uuid string) string {
 	return ""
 }
 
-// layersOf returns the paths below the kubelet's directory that show the whole
-// of a device: as a file system from its root, or as a device node. Subpaths
-// of a volume, which the kubelet binds for containers, do not count: they come
-// and go with a target path.
+// layersOf returns the paths below the kubelet's directory that show a whole
+// device: its file system from the root, or a device node. It ignores subpaths,
+// which come and go with a target path.
 func (d *devices) layersOf(device mount.Device) ([]string, error) {
 	points, err := d.mounts.Below(string(d.kubelet))
 	if err != nil {
@@ -137,8 +127,8 @@ func (d *devices) layersOf(device mount.Device) ([]string, error) {
 	return paths, nil
 }
 
-// shownAt returns the device of the layers at a path. False: nothing is there,
-// or not only the whole of one device.
+// shownAt returns the device shown at a path, or false if no layer is there, or
+// not only the whole of one device.
 func (d *devices) shownAt(path string) (mount.Device, bool, error) {
 	points, err := d.mounts.Below(filepath.Dir(path))
 	if err != nil {
@@ -159,8 +149,7 @@ func (d *devices) shownAt(path string) (mount.Device, bool, error) {
 	return device, found, nil
 }
 
-// deviceShown returns the device behind a layer. False: it shows a part of a
-// file system.
+// deviceShown returns false if the layer shows only a part of a file system.
 func (d *devices) deviceShown(p mount.Point) (mount.Device, bool) {
 	if memory(p) {
 		at, err := d.mounts.At(p.Path)
@@ -169,11 +158,11 @@ func (d *devices) deviceShown(p mount.Point) (mount.Device, bool) {
 	return p.Device, p.Root == "/"
 }
 
-// memory reports whether a layer is of a file system in the kernel's memory, in
-// which device nodes lie. It answers always.
+// memory reports whether a layer belongs to an in-memory file system that may
+// hold device nodes. Such a file system always answers.
 func memory(p mount.Point) bool { return p.FSType == "devtmpfs" || p.FSType == "tmpfs" }
 
-// fsOptions returns the options of the file system that is seen at a path.
+// fsOptions returns the superblock options of the topmost mount at a path.
 func (d *devices) fsOptions(path string) ([]string, error) {
 	points, err := d.mounts.Below(string(d.kubelet))
 	if err != nil {
@@ -187,9 +176,8 @@ func (d *devices) fsOptions(path string) ([]string, error) {
 	return nil, nil
 }
 
-// shown returns what is at a path where a volume is said to be staged or
-// published. Anywhere that cannot be is answered as not found, as the CSI
-// specification asks.
+// shown returns the state of a path at which a volume should be staged or
+// published, or else NotFound, as the CSI specification requires.
 func (d *devices) shown(field, path, id string) (mount.State, error) {
 	if path == "" {
 		return mount.State{}, csierror.Invalid(field, "a value is required")

@@ -1,31 +1,32 @@
 // Package driver is the CSI node plugin: the Identity and Node services that a
 // kubelet calls, and the registration by which it finds them.
 //
-// It owns what happens between a volume that lvmd carved and formatted and the
-// paths at which Pods see it: check, mount, bind, unmount, grow the file
-// system, report how full it is. Volumes that are encrypted with a key from a
-// Secret it makes, opens and closes. It never runs an LVM command, formats nothing
-// that may hold data, never talks to the Kubernetes API and keeps no
-// state: the mount table is the truth about what is staged and published, lvmd
-// about which volumes exist, a header about whether an encrypted one is made.
+// Between a volume that lvmd has created and formatted and the paths at which
+// Pods see it, the package checks, mounts, binds, unmounts and grows the file
+// system and reports its usage. It creates, opens and closes volumes encrypted
+// with a key from a Secret. It runs no LVM command, never formats a device that
+// may hold data, does not talk to the Kubernetes API and keeps no state. The
+// mount table shows which volumes are staged and published, lvmd which exist,
+// and the LUKS header whether an encrypted one is complete.
 //
-// Vocabulary: a volume is staged when its file system is mounted at the
-// staging path, once per node; it is published when that mount, or for raw
-// block the device node, is bound to a target path, once per Pod. Both paths
-// lie below the kubelet's directory. An encrypted volume is open while it has a
+// Vocabulary: a volume is staged when its file system is mounted at the staging
+// path, once per node. It is published when that mount, or the device node of a
+// raw block volume, is bound to a target path, once per Pod. Both paths lie
+// below the kubelet's directory. An encrypted volume is open while it has a
 // mapping.
 //
-// Invariants: every call may be repeated and may follow a crash at any point;
-// no path ever has two layers; two calls that change one volume never run at
-// once, the second is answered with Aborted; calls for different volumes never
-// wait for each other. A clean volume is staged and published without forking.
-// No device is used before the kernel said that it is the wanted volume.
-// Unpublish and Unstage need neither lvmd nor a living device.
+// Invariants: every call may be repeated, and may follow a crash at any point.
+// No path ever has two layers. Of two concurrent calls that change one volume,
+// the second gets Aborted; calls for different volumes never wait for each
+// other. Staging and publishing a clean volume forks no process. No device is
+// used before the kernel confirms that it is the volume's. Unpublish and
+// Unstage need neither lvmd nor a working device.
 //
-// Read it from node.go, which assembles the service; stage.go and publish.go are the main path.
-// devices.go finds devices and what shows them, luks.go opens encrypted volumes, sweep.go
-// unmounts what a previous run left, monitor.go watches the health of volumes. Below are
-// package inline (volumes that Pods define), kubelet (its paths and records), mount (the
-// kernel's mounts), lvmdclient and csierror. cmd/node is the caller; package drivertest has
-// fakes of what is below.
+// Start with node.go, which assembles the service; stage.go and publish.go are
+// the main path. devices.go finds devices and their mounts, luks.go opens
+// encrypted volumes, sweep.go unmounts leftovers of a previous run, monitor.go
+// watches the health of volumes. The subpackages are inline (volumes defined in
+// Pods), kubelet (its paths and records), mount (the kernel's mounts),
+// lvmdclient, csierror and nofollow; drivertest has fakes of these
+// dependencies. cmd/node is the caller.
 package driver

@@ -16,7 +16,7 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// sealed creates a volume of that size that is encrypted with a key that only the kernel has.
+// sealed creates a volume with an ephemeral key that only the kernel has.
 func (r *real) sealed(fsType string, size int64) *lvmdv1.Volume {
 	r.t.Helper()
 	ask := &lvmdv1.CreateVolumeRequest{
@@ -29,8 +29,8 @@ func (r *real) sealed(fsType string, size int64) *lvmdv1.Volume {
 	return got.GetVolume()
 }
 
-// TestRealEncryptedVolumes has encrypted volumes staged, published, grown in use
-// and taken down, as others are, and looks for what was written below them.
+// TestRealEncryptedVolumes stages, publishes, grows and removes encrypted
+// volumes, and searches the devices below them for what was written.
 func TestRealEncryptedVolumes(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
 	secret := bytes.Repeat([]byte("plain text that must not be found "), 1<<10)
@@ -91,8 +91,8 @@ func TestRealEncryptedVolumes(t *testing.T) {
 	r.waitForSpace()
 }
 
-// holds reports whether a device has a text, in its first 304 MiB. It fails the test
-// when these cannot be read, or the device ends before so many bytes as are to be there.
+// holds reports whether the first 304 MiB of a device contain text. It fails
+// the test if the device is unreadable or shorter than it should be.
 func (r *real) holds(device string, size int64, text []byte) bool {
 	r.t.Helper()
 	f := must.Get(os.Open(device))(r.t)

@@ -14,12 +14,11 @@ import (
 	"github.com/carve-csi/carve/pkg/quantity"
 )
 
-// growTimeout bounds the growing of a file system, however large.
 const growTimeout = time.Hour
 
 // NodeExpandVolume grows the mounted file system to the size that its volume
-// has been given already. A raw block volume needs nothing, but for an encrypted
-// one whose mapping grows; that takes no key.
+// already has. For a raw block volume it only resizes the LUKS mapping, if any,
+// which needs no key.
 func (n *Node) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
 	id := req.GetVolumeId()
 	if err := checkVolumeID(id); err != nil {
@@ -66,7 +65,6 @@ func (n *Node) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRe
 	return &csi.NodeExpandVolumeResponse{CapacityBytes: v.GetSizeBytes()}, nil
 }
 
-// grower grows mounted file systems.
 type grower struct {
 	background  context.Context
 	fileSystems FileSystems
@@ -90,8 +88,8 @@ func (g *grower) grow(v *lvmdv1.Volume, req *csi.NodeExpandVolumeRequest) error 
 	return nil
 }
 
-// writable returns a path at which the file system is mounted read-write: one
-// in the request, as the staging path may be writable where the target is not.
+// writable returns a path at which the file system is mounted read-write: the
+// staging path may be even if the target is not.
 func (g *grower) writable(v *lvmdv1.Volume, req *csi.NodeExpandVolumeRequest) (string, error) {
 	for field, path := range map[string]string{"volume_path": req.GetVolumePath(), "staging_target_path": req.GetStagingTargetPath()} {
 		if path == "" {

@@ -6,8 +6,7 @@ import (
 	"github.com/carve-csi/carve/pkg/filesystem"
 )
 
-// FileSystems is what the node service needs of package filesystem; its
-// functions are documented there.
+// FileSystems is the part of package filesystem that the node service uses.
 type FileSystems interface {
 	Probe(device string) (filesystem.Info, error)
 	Format(ctx context.Context, device string, o filesystem.FormatOptions) error
@@ -16,7 +15,7 @@ type FileSystems interface {
 	SetRoot(path, owner, mode string) error
 }
 
-// SystemFileSystems is package filesystem: real devices and real tools.
+// SystemFileSystems calls package filesystem, with real devices and tools.
 type SystemFileSystems struct{}
 
 var _ FileSystems = SystemFileSystems{}

@@ -24,19 +24,17 @@ import (
 
 const gib = 1 << 30
 
-// kubelet is a machine with a plugin running on it, and what a kubelet does
-// there.
+// kubelet is a machine with a running plugin, and acts as its kubelet.
 type kubelet struct {
 	*drivertest.Plugin
 	t       testing.TB
 	machine *drivertest.Machine
 	// size of volumes, in bytes.
 	size int64
-	// secrets come with each stage.
+	// secrets go with each stage.
 	secrets map[string]string
 }
 
-// fixture is a kubelet on a machine of fakes.
 type fixture struct {
 	kubelet
 	lvmd        *lvmdfake.Server
@@ -54,8 +52,8 @@ func newFixture(t testing.TB) *fixture {
 	}
 }
 
-// volume creates a volume; an empty fsType makes it a raw block one. It waits while the space of
-// deleted volumes is being wiped.
+// volume creates a volume, raw block if fsType is empty. It waits while deleted
+// volumes are being wiped.
 func (f *kubelet) volume(name, fsType string) *lvmdv1.Volume {
 	f.t.Helper()
 	r := &lvmdv1.CreateVolumeRequest{Name: name, RequiredBytes: f.size, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM, FsType: fsType}
@@ -73,19 +71,16 @@ func (f *kubelet) volume(name, fsType string) *lvmdv1.Volume {
 	return made.GetVolume()
 }
 
-// alter changes what lvmd says of a volume.
 func (f *fixture) alter(v *lvmdv1.Volume, change func(*lvmdv1.Volume)) *lvmdv1.Volume {
 	change(v)
 	f.lvmd.Put(v)
 	return v
 }
 
-// staging returns the volume's staging path, made as the kubelet makes it.
 func (f *kubelet) staging(v *lvmdv1.Volume) string {
 	return f.machine.MakeDir("plugins", "kubernetes.io", "csi", v.GetId(), "globalmount")
 }
 
-// target returns a target path of a Pod for the volume; its parent exists.
 func (f *kubelet) target(v *lvmdv1.Volume, pod string) string {
 	return f.machine.Path("pods", pod, "volumes", "kubernetes.io~csi", v.GetId(), "mount")
 }
@@ -114,14 +109,13 @@ func (f *kubelet) unpublish(v *lvmdv1.Volume, pod string) error {
 	return err
 }
 
-// ctx is a call's context, with a bound that only a hang reaches.
+// ctx returns a context that expires only if the call hangs.
 func (f *kubelet) ctx() context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	f.t.Cleanup(cancel)
 	return ctx
 }
 
-// layers returns the paths of all layers, and those that have more than one.
 func (f *kubelet) layers() (all, stacked []string) {
 	f.t.Helper()
 	points := must.Get(f.machine.Mounts.Below(f.machine.KubeletDir))(f.t)
@@ -134,7 +128,7 @@ func (f *kubelet) layers() (all, stacked []string) {
 	return all, stacked
 }
 
-// wantLayers checks the mount table: so many layers, none above another.
+// wantLayers checks for n layers, none above another.
 func (f *kubelet) wantLayers(n int) {
 	f.t.Helper()
 	all, stacked := f.layers()
@@ -143,7 +137,6 @@ func (f *kubelet) wantLayers(n int) {
 	}
 }
 
-// wantAt checks what a path shows.
 func (f *kubelet) wantAt(path string, want mount.State) {
 	f.t.Helper()
 	got, err := f.machine.Mounts.At(path)
@@ -152,7 +145,6 @@ func (f *kubelet) wantAt(path string, want mount.State) {
 	}
 }
 
-// wantError checks an error's code and that its message has the words.
 func wantError(t testing.TB, err error, code codes.Code, words string) {
 	t.Helper()
 	if status.Code(err) != code || !strings.Contains(status.Convert(err).Message(), words) {

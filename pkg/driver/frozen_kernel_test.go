@@ -16,7 +16,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// fsfreeze freezes or thaws the file system at a path, as the program of that name does.
 func fsfreeze(path string, request uint) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -31,7 +30,7 @@ const (
 	fiThaw   = 0xc0045878
 )
 
-// thawAtEnd thaws what a failed test left frozen on a device: nothing could be removed otherwise.
+// thawAtEnd thaws leftovers of a failed test, which would block all cleanup.
 func (r *real) thawAtEnd(device mount.Device, path, fsType string) {
 	r.t.Cleanup(func() {
 		if inUse, err := r.machine.Mounts.InUse(device); err != nil || !inUse || !r.t.Failed() {
@@ -49,7 +48,6 @@ func (r *real) thawAtEnd(device mount.Device, path, fsType string) {
 	})
 }
 
-// wantWrites writes a file, and fails when that hangs.
 func (r *real) wantWrites(path string) {
 	r.t.Helper()
 	done := make(chan error, 1)
@@ -58,8 +56,8 @@ func (r *real) wantWrites(path string) {
 	must.Succeed(r.t, <-done)
 }
 
-// TestRealFrozenFileSystem has a Pod leave its file system frozen, as a hook of a backup does
-// that is killed in between.
+// TestRealFrozenFileSystem leaves a file system frozen, as a Pod's backup hook
+// that is killed halfway.
 func TestRealFrozenFileSystem(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
@@ -69,7 +67,7 @@ func TestRealFrozenFileSystem(t *testing.T) {
 			r.write(filepath.Join(r.target(v, "one"), "file"), "one")
 			must.Succeed(t, fsfreeze(r.target(v, "one"), fiFreeze))
 
-			// It stays so as long as a Pod uses it, whatever the kubelet does meanwhile.
+			// It stays frozen while a Pod uses it, whatever the kubelet does.
 			must.Succeed(t, r.unpublish(v, "one"))
 			must.Succeed(t, r.stage(v, filesystemAccess(multi)))
 			if err := fsfreeze(r.target(v, "two"), fiThaw); err != nil {
@@ -91,7 +89,7 @@ func TestRealFrozenFileSystem(t *testing.T) {
 	}
 }
 
-// TestRealFrozenFileSystemIsStaged has a file system frozen that nothing has mounted any more.
+// The frozen file system has no mount left.
 func TestRealFrozenFileSystemIsStaged(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
@@ -112,13 +110,13 @@ func TestRealFrozenFileSystemIsStaged(t *testing.T) {
 	}
 }
 
-// TestRealFrozenFileSystemOfAnEncryptedVolume has the file system on a mapping frozen: the kernel
-// would keep the mapping open, and the volume could be neither locked nor deleted.
+// A frozen file system keeps its mapping open in the kernel: the volume could
+// be neither locked nor deleted.
 func TestRealFrozenFileSystemOfAnEncryptedVolume(t *testing.T) {
 	r := newRealLUKS(t)
 	for name, kind := range map[string]struct {
 		make func() *lvmdv1.Volume
-		// device and path are those of the mapping, once the volume is staged.
+		// device and path are the mapping's, once the volume is staged.
 		device func(*lvmdv1.Volume) mount.Device
 		path   func(*lvmdv1.Volume) string
 	}{

@@ -14,32 +14,31 @@ import (
 	"github.com/carve-csi/carve/pkg/driver/mount"
 )
 
-// Reasons of volume health that the node plugin finds by itself; the others
-// are lvmd's condition types.
+// Reasons of volume health that the node plugin detects; all others are lvmd's
+// condition types.
 const (
-	// ReasonFileSystemReadOnly: errors made the kernel stop writing.
+	// ReasonFileSystemReadOnly: the kernel stopped writing after errors.
 	ReasonFileSystemReadOnly = conditions.FileSystemReadOnly
-	// ReasonFileSystemErrors: the kernel found errors in the file system, which
-	// takes no more writes until it is checked when it is staged next.
+	// ReasonFileSystemErrors: the kernel found errors. The file system takes no
+	// more writes until the next stage checks it.
 	ReasonFileSystemErrors = conditions.FileSystemErrors
-	// ReasonFileSystemWarnings: the kernel noticed errors, of input and output
-	// above all, and goes on with the file system.
+	// ReasonFileSystemWarnings: the kernel counted warnings, mostly I/O errors,
+	// and goes on with the file system.
 	ReasonFileSystemWarnings = conditions.FileSystemWarnings
-	// ReasonFileSystemFailed: the file system answers with I/O errors.
+	// ReasonFileSystemFailed: the file system returns I/O errors.
 	ReasonFileSystemFailed = conditions.FileSystemFailed
-	// ReasonMountedElsewhere: no Pod uses the volume, and something has it mounted: it can
-	// be neither staged nor deleted.
+	// ReasonMountedElsewhere: no Pod uses the volume, but the kernel has it
+	// mounted, so it can be neither staged nor deleted.
 	ReasonMountedElsewhere = conditions.MountedElsewhere
-	// ReasonUnmountFails: the volume cannot be unmounted from a path that it is to leave.
+	// ReasonUnmountFails: the volume cannot be unmounted from a path that it
+	// should leave.
 	ReasonUnmountFails = conditions.UnmountFails
 )
 
-// inaccessible are lvmd's condition types of volumes that cannot be used at
-// all; the others are usable still.
 var inaccessible = conditions.Unusable(conditions.Volume)
 
-// NodeGetVolumeHealth reports what lvmd knows about the volume, and whether its
-// file system still takes writes. The list is empty when the volume is healthy.
+// NodeGetVolumeHealth reports lvmd's conditions of the volume and the plugin's
+// own. The list is empty if the volume is healthy.
 func (n *Node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
 	id := req.GetVolumeId()
 	if err := checkVolumeID(id); err != nil {
@@ -71,8 +70,6 @@ func (n *Node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHe
 	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{VolumeId: id, HealthStatuses: entries}}, nil
 }
 
-// healthOf returns all that is wrong with a volume, in the light of the layers
-// below the kubelet's directory.
 func (m *monitor) healthOf(v *lvmdv1.Volume, points []mount.Point) ([]*csi.VolumeHealth_VolumeHealthEntry, error) {
 	var entries []*csi.VolumeHealth_VolumeHealthEntry
 	for _, c := range v.GetConditions() {
@@ -99,11 +96,10 @@ func (m *monitor) healthOf(v *lvmdv1.Volume, points []mount.Point) ([]*csi.Volum
 	return entries, err
 }
 
-// maxHealthMessage bounds the part of a condition's message that other programs wrote, in bytes:
-// lvmd refuses messages of more than 1024.
+// maxHealthMessage bounds, in bytes, the part of a message that other programs
+// wrote: lvmd rejects messages above 1024.
 const maxHealthMessage = 900
 
-// cut shortens a text to maxHealthMessage.
 func cut(message string) string {
 	if len(message) > maxHealthMessage {
 		return strings.ToValidUTF8(message[:maxHealthMessage], "") + "…"
@@ -111,14 +107,14 @@ func cut(message string) string {
 	return message
 }
 
-// mountedElsewhere says what has a volume mounted that is not mounted below the kubelet's
-// directory, nor is its device node. A Pod may mount the raw block volume that it has.
+// mountedElsewhere describes the mounts of a volume that the kubelet's
+// directory does not show. A Pod may mount the raw block volume that it has.
 func (m *monitor) mountedElsewhere(v *lvmdv1.Volume) (*csi.VolumeHealth_VolumeHealthEntry, error) {
 	device := deviceOf(v)
 	if inUse, err := m.mounts.InUse(device); err != nil || !inUse {
 		return nil, err
 	}
-	// It may have been staged since the layers were read.
+	// Read the layers again: the volume may have been staged since.
 	points, err := m.mounts.Below(string(m.kubelet))
 	used := func(p mount.Point) bool {
 		shown, _ := m.devices.deviceShown(p)
@@ -133,16 +129,15 @@ func (m *monitor) mountedElsewhere(v *lvmdv1.Volume) (*csi.VolumeHealth_VolumeHe
 	}, nil
 }
 
-// fileSystemHealth returns the worst of what is wrong with the file system of a volume as its
-// users see it. It looks at the volume's layers, which share one file system: one that turned
-// read-only by itself has layers that still say that they are writable.
+// fileSystemHealth returns only the worst problem. One layer is enough, as all
+// share the file system; the layers stay rw when the kernel turns it read-only.
 func (m *monitor) fileSystemHealth(v *lvmdv1.Volume, points []mount.Point) (*csi.VolumeHealth_VolumeHealthEntry, error) {
 	i := slices.IndexFunc(points, func(p mount.Point) bool { return p.Device == deviceOf(v) && p.Root == "/" })
 	if i < 0 {
 		return m.mountedElsewhere(v)
 	}
 	p := points[i]
-	// As the kubelet sees it, which then cleans the mount up.
+	// Test as the kubelet does, which then cleans the mount up.
 	if _, err := m.mounts.At(p.Path); mountutils.IsCorruptedMnt(err) {
 		return &csi.VolumeHealth_VolumeHealthEntry{
 			Status: csi.VolumeHealthErrorType_INACCESSIBLE, Reason: ReasonFileSystemFailed,

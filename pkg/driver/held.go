@@ -13,15 +13,14 @@ import (
 )
 
 // A file system that was unmounted here can still be mounted in another mount
-// namespace: a container that has a directory above it from the host, without
-// mount propagation, keeps what was mounted there when it started. The kernel
-// goes on with the file system until that container ends.
+// namespace. A container that has a host directory above it, without mount
+// propagation, keeps all mounts that existed when it started. The kernel keeps
+// the file system alive until that container ends.
 
-// shownHolders bounds how many holders an error names.
 const shownHolders = 3
 
-// refuseHeld fails if the kernel has a volume's file system mounted, and names
-// what has it: neither a check nor a new file system may meet it.
+// refuseHeld fails if the kernel has the file system mounted: neither a check
+// nor a format may run then.
 func (d *devices) refuseHeld(v *lvmdv1.Volume) error {
 	inUse, err := d.mounts.InUse(deviceOf(v))
 	if err != nil || !inUse {
@@ -31,7 +30,6 @@ func (d *devices) refuseHeld(v *lvmdv1.Volume) error {
 		v.GetId(), d.holdersOf(deviceOf(v))))
 }
 
-// withHolders adds to an error what else has a device mounted, if anything has.
 func (d *devices) withHolders(err error, device mount.Device) error {
 	if inUse, inUseErr := d.mounts.InUse(device); err == nil || inUseErr != nil || !inUse {
 		return err
@@ -39,8 +37,8 @@ func (d *devices) withHolders(err error, device mount.Device) error {
 	return fmt.Errorf("%w; %s", err, d.holdersOf(device))
 }
 
-// warnOfHolders logs what has a device mounted that was just unmounted: the volume
-// can be neither repaired nor deleted until that ends.
+// warnOfHolders logs the mounts that still block repair and deletion of an
+// unmounted volume.
 func (d *devices) warnOfHolders(id string, device mount.Device) {
 	if inUse, err := d.mounts.InUse(device); err != nil || !inUse {
 		return
@@ -49,7 +47,6 @@ func (d *devices) warnOfHolders(id string, device mount.Device) {
 		"device", device.String(), "by", d.holdersOf(device))
 }
 
-// holdersOf names what has a device mounted, and says what to do.
 func (d *devices) holdersOf(device mount.Device) string {
 	var found []string
 	points, err := d.mounts.Below("/")

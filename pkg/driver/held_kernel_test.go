@@ -17,8 +17,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestRealHolder has a volume mounted in another mount namespace when it is
-// unstaged, as an agent does that mounts the kubelet's directory from the host.
+// TestRealHolder keeps a volume mounted in another mount namespace when it is
+// unstaged, as an agent that mounts the kubelet's directory from the host does.
 func TestRealHolder(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
 	v := r.volume("a", "ext4")

@@ -14,7 +14,6 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// monitoring is an agent that has captured a mount.
 var monitoring = mount.Holder{PID: 4711, Process: "agent", Pod: "pod-of-the-agent", Container: "abc", Path: "/rootfs/data"}
 
 const monitoringNamed = "process 4711 (agent) of Pod pod-of-the-agent in container abc has it mounted at /rootfs/data"

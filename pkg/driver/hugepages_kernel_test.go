@@ -17,8 +17,8 @@ import (
 
 const hugePage = 2 * mib
 
-// daxFaults watches how the kernel answers page faults on a file that is mapped
-// directly: with a huge page, or by falling back to small ones.
+// daxFaults traces how the kernel handles page faults on directly mapped files:
+// with a huge page or with small ones.
 type daxFaults struct {
 	t        *testing.T
 	instance string
@@ -41,8 +41,6 @@ func watchDAXFaults(t *testing.T) *daxFaults {
 	return w
 }
 
-// of returns how many faults on the file were answered with a huge page, and how
-// many were not.
 func (w *daxFaults) of(path string) (huge, small int) {
 	w.t.Helper()
 	var st unix.Stat_t
@@ -61,8 +59,7 @@ func (w *daxFaults) of(path string) (huge, small int) {
 	return huge, small
 }
 
-// touch writes to every small page of a mapping and returns how many page faults
-// that took.
+// touch writes to every small page and returns the number of page faults.
 func touch(t *testing.T, mapped []byte) int64 {
 	t.Helper()
 	runtime.LockOSThread()
@@ -76,8 +73,8 @@ func touch(t *testing.T, mapped []byte) int64 {
 	return after.Minflt + after.Majflt - before.Minflt - before.Majflt
 }
 
-// TestRealHugePages is a workload on persistent memory: files that are mapped
-// directly get huge pages, also among others and after some have gone.
+// TestRealHugePages checks that directly mapped files on persistent memory get
+// huge pages, even among other files and after some were deleted.
 func TestRealHugePages(t *testing.T) {
 	r := newReal(t, "/dev/pmem0", "pmem")
 	faults := watchDAXFaults(t)
@@ -108,7 +105,7 @@ func TestRealHugePages(t *testing.T) {
 				took := touch(t, mapped)
 				huge, small := faults.of(path)
 				t.Logf("%s: %d page faults for %d small pages, %d with a huge page, %d without", file.name, took, size/os.Getpagesize(), huge, small)
-				// The Go runtime may have a few faults of its own on the way.
+				// Allow a few faults of the Go runtime.
 				if huge != size/hugePage || small != 0 || took > size/hugePage+100 {
 					t.Errorf("%s: want %d page faults, each with a huge page", file.name, size/hugePage)
 				}

@@ -9,7 +9,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 )
 
-// Identity is the CSI identity service of the node plugin.
+// Identity is the node plugin's CSI identity service.
 type Identity struct {
 	csi.UnimplementedIdentityServer
 
@@ -17,19 +17,19 @@ type Identity struct {
 	ready   func(context.Context) error
 }
 
-// NewIdentity makes the identity service. The version is reported as it is;
-// ready says why the plugin cannot work yet.
+// NewIdentity returns the identity service. ready returns why the plugin cannot
+// stage volumes yet, or nil.
 func NewIdentity(version string, ready func(context.Context) error) *Identity {
 	return &Identity{version: version, ready: ready}
 }
 
-// GetPluginInfo names the driver.
+// GetPluginInfo returns the driver's name and version.
 func (i *Identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
 	return &csi.GetPluginInfoResponse{Name: names.Driver, VendorVersion: i.version}, nil
 }
 
-// GetPluginCapabilities says that volumes are tied to nodes, and can be grown
-// while they are in use.
+// GetPluginCapabilities reports that volumes are tied to nodes and can be
+// expanded online.
 func (i *Identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
 	return &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{
 		{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{

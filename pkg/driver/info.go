@@ -14,8 +14,8 @@ import (
 	"github.com/carve-csi/carve/pkg/driver/lvmdclient"
 )
 
-// capabilities of the node service. VOLUME_MOUNT_GROUP is not among them: the
-// kubelet applies fsGroup (policy File).
+// capabilities lacks VOLUME_MOUNT_GROUP: the kubelet applies fsGroup (policy
+// File).
 var capabilities = []csi.NodeServiceCapability_RPC_Type{
 	csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
 	csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
@@ -25,7 +25,7 @@ var capabilities = []csi.NodeServiceCapability_RPC_Type{
 	csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 }
 
-// NodeGetCapabilities lists what the node service can do.
+// NodeGetCapabilities returns the capabilities of the node service.
 func (n *Node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
 	answer := &csi.NodeGetCapabilitiesResponse{}
 	for _, c := range capabilities {
@@ -36,8 +36,9 @@ func (n *Node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequ
 	return answer, nil
 }
 
-// NodeGetInfo names the node and its place in the topology. The kubelet asks for it
-// when it registers the plugin, and from Kubernetes 1.35 on as often as the CSIDriver object says.
+// NodeGetInfo returns the node's name, volume limit and topology. The kubelet
+// calls it when it registers the plugin; from Kubernetes 1.35 on it repeats the
+// call at the interval in the CSIDriver object.
 func (n *Node) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
 	return &csi.NodeGetInfoResponse{
 		NodeId:             n.info.name,
@@ -46,27 +47,26 @@ func (n *Node) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*csi
 	}, nil
 }
 
-// nodeInfo is what the kubelet is answered about the node.
 type nodeInfo struct {
 	name       string
-	background context.Context // of the plugin
-	// configured and smallest are Options.MaxVolumes and Options.SmallestVolume.
+	background context.Context // ends with the plugin
+	// See Options.MaxVolumes and Options.SmallestVolume.
 	configured, smallest int64
 	volumes              lvmdclient.Client
 	registration         *Registration
 	log                  *slog.Logger
 
-	// last is the number of volumes that was answered last.
 	last atomic.Int64
 }
 
-// maxVolumes is how many volumes the scheduler may place on the node: as configured, or as many as
-// the metadata of the volume groups could hold in all. Zero is no limit, which is better than a wrong
-// one: before Kubernetes 1.35 the answer stays in force when groups come. Where lvmd does not answer,
-// it is zero until it does.
+// maxVolumes returns how many volumes the scheduler may place on the node: the
+// configured limit, or the number that the volume groups' metadata could hold.
+// Zero means no limit, which is better than a wrong one: before Kubernetes 1.35
+// the answer stays in force even if groups are added. While lvmd does not
+// answer, it is zero, or the latest answer for a kubelet that asks repeatedly.
 //
-// A kubelet that asks repeatedly gets another number while the node is full: that of the volumes that
-// are there. So an autoscaler that does not look at free space adds a node.
+// For a kubelet that asks repeatedly, a full node's limit is the number of
+// volumes on it. An autoscaler that ignores free space then adds a node.
 func (i *nodeInfo) maxVolumes(ctx context.Context) int64 {
 	refreshes := i.registration != nil && i.registration.Refreshes()
 	number, err := i.number(ctx, refreshes)
@@ -76,7 +76,7 @@ func (i *nodeInfo) maxVolumes(ctx context.Context) int64 {
 			i.log.Info("the scheduler gets another number of volumes", "volumes", number, "before", before)
 		}
 		return number
-	case refreshes: // The kubelet asks again, and lvmd mostly starts again.
+	case refreshes: // The kubelet asks again, and lvmd is probably restarting.
 		return i.last.Load()
 	}
 	i.log.Warn("the scheduler gets no number of volumes until lvmd answers how many the volume groups can hold", "error", err)
@@ -90,8 +90,8 @@ func (i *nodeInfo) maxVolumes(ctx context.Context) int64 {
 	return 0
 }
 
-// number returns the number for a kubelet that asks repeatedly, or for one that may not do so, which
-// would keep the number of a full node when space is free again.
+// number may depend on free space only if the kubelet asks repeatedly:
+// otherwise a full node's limit would outlast the shortage.
 func (i *nodeInfo) number(ctx context.Context, repeatedly bool) (int64, error) {
 	byFreeSpace := repeatedly && i.smallest > 0
 	if i.configured > 0 && !byFreeSpace {
@@ -118,8 +118,8 @@ func (i *nodeInfo) number(ctx context.Context, repeatedly bool) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	// The scheduler counts the volumes of claims. Those whose Pods are away count here, lest a Pod that
-	// comes back finds the node full.
+	// The scheduler counts only volumes of claims. Count those without a
+	// running Pod too, or a Pod that returns would find the node full.
 	volumes = slices.DeleteFunc(volumes, func(v *lvmdv1.Volume) bool { return v.GetOwner().GetPodUid() != "" })
 	there := max(1, int64(len(volumes))) // Zero would be no limit.
 	if most > 0 {
@@ -128,8 +128,8 @@ func (i *nodeInfo) number(ctx context.Context, repeatedly bool) (int64, error) {
 	return there, nil
 }
 
-// mostVolumes returns how many volumes the volume groups could hold, or zero and the group of which
-// that is not known.
+// mostVolumes returns zero and the group if the number for a group is not
+// known.
 func mostVolumes(classes []*lvmdv1.DeviceClass) (sum int64, unknown string) {
 	most := map[string]int64{}
 	for _, class := range classes {
@@ -146,11 +146,10 @@ func mostVolumes(classes []*lvmdv1.DeviceClass) (sum int64, unknown string) {
 	return sum, ""
 }
 
-// unusable are lvmd's condition types of device classes in which nothing can be made.
 var unusable = slices.Concat(unreachable, conditions.Unusable(conditions.NewVolume))
 
-// full reports whether there are device classes in which volumes can be made, and none has space for
-// one of a size. A node whose volume group is still to be made is not full.
+// full reports whether usable device classes exist and none has space for
+// bytes. A node whose volume group does not exist yet is not full.
 func full(classes []*lvmdv1.DeviceClass, bytes int64) bool {
 	usable := false
 	for _, class := range classes {

@@ -13,9 +13,8 @@ import (
 	"github.com/carve-csi/carve/pkg/driver/nofollow"
 )
 
-// mountInline mounts an inline volume at its target path.
 func (n *Node) mountInline(v *lvmdv1.Volume, target string, want capability) error {
-	// The sweep knows the volume by this id.
+	// The sweep locks by this id.
 	release, err := n.locks.take(v.GetId())
 	if err != nil {
 		return err
@@ -26,7 +25,7 @@ func (n *Node) mountInline(v *lvmdv1.Volume, target string, want capability) err
 		return err
 	}
 	made := false
-	// What does not answer is dealt with by stage.
+	// If At fails, stage handles it.
 	if at, err := n.devices.mounts.At(target); err == nil && !at.Mounted {
 		if made, err = n.publisher.makeTarget(target, false); err != nil {
 			return fmt.Errorf("target_path: %w", err)
@@ -38,7 +37,6 @@ func (n *Node) mountInline(v *lvmdv1.Volume, target string, want capability) err
 	return err
 }
 
-// find looks a volume up by the id that the kubelet knows it by.
 func (n *Node) find(ctx context.Context, id string) (*lvmdv1.Volume, error) {
 	if !inline.IsID(id) {
 		return n.volumes.Volume(ctx, id)
@@ -50,8 +48,6 @@ func (n *Node) find(ctx context.Context, id string) (*lvmdv1.Volume, error) {
 	return v, err
 }
 
-// unpublish unmounts a volume from a target path and removes it, if it is an inline
-// one, and the path.
 func (n *Node) unpublish(ctx context.Context, id, target string) error {
 	if inline.IsID(id) { // it is not staged: the mount is the last one
 		if err := n.unmounter.thaw(id, target); err != nil {

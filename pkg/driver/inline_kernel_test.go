@@ -17,7 +17,6 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// newRealInline is newReal with a plugin that allows inline volumes.
 func newRealInline(t *testing.T, disk, medium string) *real {
 	t.Helper()
 	m := drivertest.NewRealMachine(t, disk, medium)
@@ -25,7 +24,6 @@ func newRealInline(t *testing.T, disk, medium string) *real {
 	return &real{kubelet{Plugin: m.Start(), t: t, machine: m, size: 320 * mib}}
 }
 
-// freeSpace is what lvmd's class can take now, in bytes.
 func (r *real) freeSpace() int64 {
 	r.t.Helper()
 	answer := must.Get(r.machine.LVMD.ListClasses(r.ctx(), &lvmdv1.ListClassesRequest{}))(r.t)
@@ -49,13 +47,13 @@ func TestRealInlineVolumes(t *testing.T) {
 			file := filepath.Join(r.inlineTarget(i), "file")
 			r.write(file, "content")
 
-			// Another run of the plugin, and of the machine.
+			// A restart of the plugin, and of the machine.
 			r.restart()
 			must.Succeed(r.t, r.machine.Mounts.Unmount(r.inlineTarget(i)))
 			must.Succeed(r.t, r.publishInline(i))
 			r.wantFile(file, "content")
 
-			// A file that is open keeps the volume.
+			// An open file keeps the volume.
 			open := must.Get(os.Open(file))(r.t)
 			wantError(t, r.unpublishInline(i), codes.FailedPrecondition, "busy")
 			r.wantInline(i)
@@ -97,8 +95,8 @@ func TestRealInlineVolumes(t *testing.T) {
 	})
 }
 
-// TestRealInlineVolumesThatWereForgotten is what a kubelet leaves that lost its
-// directories, and a plugin that was killed between making and mounting.
+// Leftovers of a kubelet that lost its directories, and of a plugin killed
+// between creating and mounting.
 func TestRealInlineVolumesThatWereForgotten(t *testing.T) {
 	r := newRealInline(t, "/dev/vdb", "disk")
 	r.machine.MakeDir("pods", "plugin")
@@ -120,7 +118,7 @@ func TestRealInlineVolumesThatWereForgotten(t *testing.T) {
 	known := r.ReclaimInline(r.ctx(), inline.Abandoned{}, now)
 	r.wantInline(mounted, unmounted, kept)
 	known = r.ReclaimInline(r.ctx(), known, now.Add(inline.Grace))
-	r.wantInline(mounted, kept) // something has it mounted
+	r.wantInline(mounted, kept) // still mounted elsewhere
 	must.Succeed(r.t, unix.Unmount(elsewhere, 0))
 	known = r.ReclaimInline(r.ctx(), known, now.Add(inline.Grace))
 	r.wantInline(kept)

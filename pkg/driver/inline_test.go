@@ -23,8 +23,6 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// inlineVolume is a volume that a Pod defines in its own specification, as the kubelet
-// asks for it.
 type inlineVolume struct {
 	id, pod    string
 	attributes map[string]string
@@ -32,7 +30,6 @@ type inlineVolume struct {
 	readOnly   bool
 }
 
-// inline describes a Pod's volume of the usual size.
 func (f *kubelet) inline(pod, fsType string) inlineVolume {
 	access := filesystemAccess(writer)
 	access.GetMount().FsType = fsType
@@ -49,19 +46,17 @@ func (f *kubelet) inline(pod, fsType string) inlineVolume {
 	}
 }
 
-// with returns the volume with one attribute more.
 func (i inlineVolume) with(key, value string) inlineVolume {
 	i.attributes = maps.Clone(i.attributes)
 	i.attributes[key] = value
 	return i
 }
 
-// inlineTarget is where the kubelet wants the volume.
 func (f *kubelet) inlineTarget(i inlineVolume) string {
 	return f.machine.Path("pods", i.pod, "volumes", "kubernetes.io~csi", "scratch", "mount")
 }
 
-// publishInline does what the kubelet does: it notes the volume, then asks.
+// publishInline acts like the kubelet: it writes its record, then calls.
 func (f *kubelet) publishInline(i inlineVolume) error {
 	f.note(f.beside(f.inlineTarget(i)))
 	return second(f.NodePublishVolume(f.ctx(), &csi.NodePublishVolumeRequest{
@@ -73,13 +68,12 @@ func (f *kubelet) unpublishInline(i inlineVolume) error {
 	return second(f.NodeUnpublishVolume(f.ctx(), &csi.NodeUnpublishVolumeRequest{VolumeId: i.id, TargetPath: f.inlineTarget(i)}))
 }
 
-// podGoes is the end of a Pod's directory.
 func (f *kubelet) podGoes(pod string) {
 	f.t.Helper()
 	must.Succeed(f.t, os.RemoveAll(filepath.Join(f.machine.KubeletDir, "pods", pod)))
 }
 
-// listed returns the volumes that lvmd has, all of which are inline.
+// listed returns lvmd's volumes and fails if any is not inline.
 func (f *kubelet) listed() []*lvmdv1.Volume {
 	f.t.Helper()
 	conn := must.Get(driver.DialLVMD(f.machine.LVMDSocket()))(f.t)
@@ -88,7 +82,6 @@ func (f *kubelet) listed() []*lvmdv1.Volume {
 	return answer.GetVolumes()
 }
 
-// inlineDevice is the device of the inline volume.
 func (f *kubelet) inlineDevice(i inlineVolume) string {
 	f.t.Helper()
 	for _, v := range f.listed() {
@@ -100,7 +93,6 @@ func (f *kubelet) inlineDevice(i inlineVolume) string {
 	return ""
 }
 
-// wantInline checks that lvmd has exactly these.
 func (f *kubelet) wantInline(want ...inlineVolume) {
 	f.t.Helper()
 	names := map[string]bool{}
@@ -117,7 +109,6 @@ func (f *kubelet) wantInline(want ...inlineVolume) {
 	}
 }
 
-// newInline is newFixture with a plugin that allows inline volumes.
 func newInline(t *testing.T) *fixture {
 	t.Helper()
 	f := newFixture(t)
@@ -129,7 +120,7 @@ func newInline(t *testing.T) *fixture {
 	return f
 }
 
-// refuseMounted has lvmd delete no volume that is mounted anywhere.
+// refuseMounted makes lvmd keep every mounted volume.
 func (f *fixture) refuseMounted(ctx context.Context, r *lvmdv1.DeleteVolumeRequest) error {
 	got, err := f.lvmd.GetVolume(ctx, &lvmdv1.GetVolumeRequest{Id: r.GetId()})
 	if err == nil && f.mounts.Shows(deviceOf(got.GetVolume())) {
@@ -138,7 +129,6 @@ func (f *fixture) refuseMounted(ctx context.Context, r *lvmdv1.DeleteVolumeReque
 	return nil
 }
 
-// restart starts another process run of the plugin.
 func (f *kubelet) restart() {
 	f.t.Helper()
 	f.Stop(f.t)
@@ -179,7 +169,7 @@ func TestAnInlineVolumeLastsAsLongAsItsPod(t *testing.T) {
 		f.wantGone(f.inlineTarget(a))
 		f.wantInline(b)
 	}
-	// What is there is removed also by a plugin that allows no new ones.
+	// A plugin that allows no new volumes removes existing ones too.
 	f.machine.InlineVolumes = false
 	f.restart()
 	must.Succeed(f.t, f.unpublishInline(b))
@@ -286,7 +276,8 @@ func TestInlineVolumesLargerThanTheNodeAllowsAreNotMade(t *testing.T) {
 	must.Succeed(t, testutil.GatherAndCompare(f.Metrics.Registry, strings.NewReader(metric), "carve_node_inline_volumes_total"))
 	exact := f.inline("exact", "ext4").with("carve.csi.local/size", "512Mi")
 	must.Succeed(t, f.publishInline(exact))
-	// What is there passes, whatever its size: after a failed call, and after the node's restart.
+	// An existing volume passes whatever its size: after a failed call, and
+	// after a reboot.
 	must.Succeed(t, f.publishInline(before))
 	must.Succeed(t, f.mounts.Unmount(f.inlineTarget(before)))
 	must.Succeed(t, f.publishInline(before))
@@ -301,7 +292,7 @@ func TestAnInlineVolumeThatCannotBeMountedIsTakenBack(t *testing.T) {
 	f.wantInline()
 	f.wantGone(f.inlineTarget(i))
 
-	// One that was there before has its Pod's data in it.
+	// An existing one has its Pod's data in it.
 	f.mounts.FailMounts(nil)
 	must.Succeed(f.t, f.publishInline(i))
 	must.Succeed(f.t, f.mounts.Unmount(f.inlineTarget(i))) // a reboot
@@ -342,13 +333,11 @@ func TestAVolumeWithAnInlineVolumesNameIsNotTakenForOne(t *testing.T) {
 	f.wantInline(i)
 }
 
-// crashingLVMD is a step on the way to lvmd.
 type crashingLVMD struct {
 	lvmdv1.LVMDServer
 	*reaper
 }
 
-// CreateVolume is a step.
 func (m crashingLVMD) CreateVolume(ctx context.Context, r *lvmdv1.CreateVolumeRequest) (answer *lvmdv1.CreateVolumeResponse, err error) {
 	err = m.step("create", func() error {
 		answer, err = m.LVMDServer.CreateVolume(ctx, r)
@@ -357,7 +346,6 @@ func (m crashingLVMD) CreateVolume(ctx context.Context, r *lvmdv1.CreateVolumeRe
 	return answer, err
 }
 
-// DeleteVolume is a step.
 func (m crashingLVMD) DeleteVolume(ctx context.Context, r *lvmdv1.DeleteVolumeRequest) (answer *lvmdv1.DeleteVolumeResponse, err error) {
 	err = m.step("delete", func() error {
 		answer, err = m.LVMDServer.DeleteVolume(ctx, r)
@@ -413,7 +401,6 @@ func TestKilledAtAnyStepNoInlineVolumeIsLeftOrMadeTwice(t *testing.T) {
 	}
 }
 
-// newKillableInline is newInline with a plugin that can be killed.
 func newKillableInline(t *testing.T) (*fixture, *reaper) {
 	t.Helper()
 	f, r := newInline(t), &reaper{}

@@ -14,9 +14,8 @@ import (
 	"github.com/carve-csi/carve/pkg/driver/csierror"
 )
 
-// interceptor gives every error its code, and logs and measures every call.
-// Of a request only the volume and the paths are logged: secrets and contexts
-// never are.
+// interceptor sets every error's code, and logs and measures every call. It
+// logs only the volume and the path of a request, never secrets or contexts.
 func interceptor(log *slog.Logger, metrics *Metrics) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		begin := time.Now()
@@ -54,7 +53,6 @@ func changes(req any) bool {
 	return false
 }
 
-// subject returns what a call is about.
 func subject(req any) []slog.Attr {
 	var attrs []slog.Attr
 	if r, ok := req.(interface{ GetVolumeId() string }); ok {

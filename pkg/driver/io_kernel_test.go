@@ -21,9 +21,9 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// BenchmarkRealIO compares a bare logical volume with the file systems on one. Only the ratios
-// mean anything, as the machine is emulated. Its disks do not wait for anything when they
-// are asked to flush; once more, every flush waits.
+// BenchmarkRealIO compares a bare logical volume with file systems on one. Only
+// the ratios count, as the machine is emulated. Its disks complete flushes at
+// once; a second round delays every flush.
 func BenchmarkRealIO(b *testing.B) {
 	b.Run("flushes take no time", func(b *testing.B) { compareIO(b, 0, ioJobs) })
 	b.Run("flushes take 10 ms", func(b *testing.B) {
@@ -31,7 +31,6 @@ func BenchmarkRealIO(b *testing.B) {
 	})
 }
 
-// slowFlushes makes each flush of the logical volume wait so long.
 func (r *real) slowFlushes(v *lvmdv1.Volume, wait time.Duration) {
 	r.t.Helper()
 	before := drivertest.ByHand(r.t, "dmsetup", "table", dmName(v))
@@ -39,19 +38,19 @@ func (r *real) slowFlushes(v *lvmdv1.Volume, wait time.Duration) {
 	if len(table) != 5 || table[2] != "linear" {
 		r.t.Fatalf("the volume has the table %q", before)
 	}
-	// The device and the offset of reads, writes and flushes, and their delays in milliseconds.
+	// Device and offset of reads, writes and flushes, with delays in
+	// milliseconds.
 	below := strings.Join(table[3:], " ")
 	r.swapTable(v, fmt.Sprintf("0 %s delay %s 0 %s 0 %s %d", table[1], below, below, below, wait.Milliseconds()))
 	r.t.Cleanup(func() { r.swapTable(v, strings.TrimSpace(before)) })
 }
 
-// ioJob measures one kind of input and output.
 type ioJob struct {
-	name string
-	// flushes: the job waits for flushes.
+	name    string
 	flushes bool
-	// fio are the arguments of a job of fio with one file, which can be a raw block volume;
-	// or else files uses a new directory, and returns how many operations it made.
+	// fio has the arguments of an fio job with one file, which may be a raw
+	// block volume. Without it, files fills a new directory and returns its
+	// number of operations.
 	fio   []string
 	files func(b *testing.B, dir string) int
 }
@@ -72,7 +71,6 @@ var ioJobs = []ioJob{
 	{name: "create files, fsync each", flushes: true, files: func(b *testing.B, dir string) int { return createFiles(b, dir, 100, true) }},
 }
 
-// createFiles makes so many files of 4 KiB in a directory.
 func createFiles(b *testing.B, dir string, n int, sync bool) int {
 	b.Helper()
 	must.Succeed(b, os.MkdirAll(dir, 0o700))
@@ -88,9 +86,8 @@ func createFiles(b *testing.B, dir string, n int, sync bool) int {
 	return n
 }
 
-// compareIO measures the jobs with volumes of each kind, whose flushes take so long. The kinds take turns,
-// each time in another order, as what one has written is written out while the next one is
-// measured.
+// compareIO measures the jobs on each kind of volume. The kinds take turns in
+// changing order, as writeback of one disturbs the next.
 func compareIO(b *testing.B, flush time.Duration, jobs []ioJob) {
 	r := newReal(b, "/dev/vdb", "disk")
 	r.size = 512 * mib
@@ -128,7 +125,8 @@ func compareIO(b *testing.B, flush time.Duration, jobs []ioJob) {
 						case job.files == nil:
 							rate[name] = append(rate[name], fio(b, append([]string{"--filename=" + target, "--size=64m", "--runtime=1", "--time_based", "--overwrite=1"}, job.fio...)))
 						case name != "bare":
-							// Another directory each time: files are created once.
+							// Files can be created only once, so use a new
+							// directory.
 							dir := filepath.Join(filepath.Dir(target), fmt.Sprint("files", made))
 							made++
 							unix.Sync()
@@ -150,7 +148,6 @@ func compareIO(b *testing.B, flush time.Duration, jobs []ioJob) {
 	}
 }
 
-// fio runs one job and returns how many operations it did per second.
 func fio(b *testing.B, args []string) float64 {
 	b.Helper()
 	args = append([]string{"--name=job", "--output-format=json", "--group_reporting", "--allow_file_create=1"}, args...)

@@ -20,22 +20,24 @@ import (
 	"github.com/carve-csi/carve/pkg/iolimit"
 )
 
-// ReasonIOLimitsNotApplied says that a Pod reads and writes the volume faster than its limits allow.
+// ReasonIOLimitsNotApplied means that Pods may exceed the volume's I/O limits.
 const ReasonIOLimitsNotApplied = conditions.IOLimitsNotApplied
 
-// limitsInterval is how often lvmd and the mount table are read for the request of limits: a
-// changed limit is requested so much later. What the plugin publishes is requested at once.
+// limitsInterval is the time between reads of lvmd and the mount table, and so
+// the delay of a changed limit. A publish triggers a read at once.
 const limitsInterval = 2 * time.Second
 
-// IOLimitDirs are the directories that the node plugin shares with the component that limits
-// I/O; the zero value means that there is no such component on the node.
+// IOLimitDirs are the directories that the node plugin shares with the
+// component that limits I/O. The zero value means that the node has no such
+// component.
 type IOLimitDirs struct {
-	// Requests is written by the node plugin, Reports by the component.
+	// The node plugin writes Requests, the component Reports.
 	Requests, Reports string
 }
 
-// ioLimits requests that the I/O of Pods be limited, and reads the component's reports. The
-// request is derived from lvmd and the mount table, so a restart loses nothing.
+// ioLimits requests I/O limits for Pods and reads the component's reports. It
+// derives the request from lvmd and the mount table, so a restart loses
+// nothing.
 type ioLimits struct {
 	dirs       IOLimitDirs
 	mounts     mount.Interface
@@ -44,15 +46,14 @@ type ioLimits struct {
 	devices    *devices
 	encryption *encryption
 	log        *slog.Logger
-	// began is when the plugin started: for iolimit.StaleAfter from then on, a missing report is
-	// no problem.
+	// began is the plugin's start time. For iolimit.StaleAfter from then on, a
+	// missing report is no problem.
 	began time.Time
 	now   func() time.Time
-	// wake has run look at once. It is a channel of one.
+	// wake has capacity 1.
 	wake chan struct{}
 }
 
-// published wakes run after a volume was published: its limits are requested at once.
 func (l *ioLimits) published() {
 	select {
 	case l.wake <- struct{}{}:
@@ -60,7 +61,6 @@ func (l *ioLimits) published() {
 	}
 }
 
-// run keeps the request current until ctx is done.
 func (l *ioLimits) run(ctx context.Context) {
 	if l.dirs == (IOLimitDirs{}) {
 		return
@@ -83,7 +83,6 @@ func (l *ioLimits) run(ctx context.Context) {
 	}
 }
 
-// requestOnce writes the request, unless last is the same.
 func (l *ioLimits) requestOnce(ctx context.Context, last **iolimit.Request) error {
 	request, err := l.request(ctx)
 	if err != nil || *last != nil && reflect.DeepEqual(request, **last) {
@@ -96,7 +95,6 @@ func (l *ioLimits) requestOnce(ctx context.Context, last **iolimit.Request) erro
 	return nil
 }
 
-// request lists the volumes that Pods use.
 func (l *ioLimits) request(ctx context.Context) (iolimit.Request, error) {
 	var request iolimit.Request
 	volumes, err := l.volumes.AllReady(ctx)
@@ -109,8 +107,8 @@ func (l *ioLimits) request(ctx context.Context) (iolimit.Request, error) {
 	}
 	users := l.users(points)
 	for _, v := range volumes {
-		// Of an encrypted volume the kernel sees the Pods' requests at the mapping; below it
-		// they are the kernel's own.
+		// Limit an encrypted volume at its mapping, where the kernel sees the
+		// Pods' requests; below it the requests are the kernel's own.
 		plain, open, err := l.encryption.opened(v)
 		if err != nil {
 			return request, fmt.Errorf("volume %s: %w", v.GetId(), err)
@@ -126,7 +124,6 @@ func (l *ioLimits) request(ctx context.Context) (iolimit.Request, error) {
 	return request, nil
 }
 
-// users returns the UIDs of the Pods that have each device, sorted.
 func (l *ioLimits) users(points []mount.Point) map[mount.Device][]string {
 	all := map[mount.Device][]string{}
 	for _, p := range points {
@@ -144,8 +141,7 @@ func (l *ioLimits) users(points []mount.Point) map[mount.Device][]string {
 	return all
 }
 
-// health says why the limits of a volume that a Pod uses are not applied, or nothing. v is
-// as its users see it.
+// health expects v as its users see it.
 func (l *ioLimits) health(v *lvmdv1.Volume, points []mount.Point) *csi.VolumeHealth_VolumeHealthEntry {
 	if v.GetIoLimits() == nil || len(l.users(points)[deviceOf(v)]) == 0 {
 		return nil

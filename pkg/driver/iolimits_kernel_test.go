@@ -22,9 +22,10 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestRealLimitsReachTheCgroupsOfPods follows limits from lvmd's request, by LVM's tag, the mount
-// table and the container's program, to the kernel: of a plain and of an encrypted volume, changed
-// while the Pod runs, over a restart of the program, and lifted.
+// TestRealLimitsReachTheCgroupsOfPods follows limits from lvmd's request
+// through LVM's tag, the mount table and the container's program to the kernel.
+// It covers plain and encrypted volumes, a change while the Pod runs, a restart
+// of the program, and removal of the limits.
 func TestRealLimitsReachTheCgroupsOfPods(t *testing.T) {
 	m := drivertest.NewRealMachine(t, "/dev/vdb", "disk")
 	m.IOLimits = driver.IOLimitDirs{Requests: t.TempDir(), Reports: t.TempDir()}
@@ -96,7 +97,6 @@ func TestRealLimitsReachTheCgroupsOfPods(t *testing.T) {
 	}
 }
 
-// background runs something until the test ends, or stop is called.
 func background(t *testing.T, run func(context.Context)) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})

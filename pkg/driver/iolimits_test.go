@@ -16,8 +16,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// newLimited is a fixture on a node with the component that limits I/O, whose directories are
-// returned.
 func newLimited(t *testing.T) (*fixture, driver.IOLimitDirs) {
 	t.Helper()
 	m := drivertest.NewFakeMachine(t)
@@ -28,7 +26,6 @@ func newLimited(t *testing.T) (*fixture, driver.IOLimitDirs) {
 	}, m.IOLimits
 }
 
-// publishFor stages a volume and publishes it for Pods.
 func (f *fixture) publishFor(v *lvmdv1.Volume, pods ...string) {
 	f.t.Helper()
 	access := filesystemAccess(multi)
@@ -41,10 +38,10 @@ func (f *fixture) publishFor(v *lvmdv1.Volume, pods ...string) {
 	}
 }
 
-// wantRequest waits until exactly so much is requested.
+// wantRequest waits until exactly these volumes are requested.
 func (f *fixture) wantRequest(dirs driver.IOLimitDirs, want ...iolimit.Volume) {
 	f.t.Helper()
-	slices.SortFunc(want, func(a, b iolimit.Volume) int { return strings.Compare(a.ID, b.ID) }) // as they are requested
+	slices.SortFunc(want, func(a, b iolimit.Volume) int { return strings.Compare(a.ID, b.ID) }) // the order of requests
 	var got iolimit.Request
 	waittest.Until(f.t, "the limits are requested", func() bool {
 		var err error

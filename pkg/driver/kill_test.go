@@ -21,32 +21,29 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// errKilled is what a plugin gets from everything once it is dead.
+// errKilled is the result of every step of a dead plugin.
 var errKilled = errors.New("killed")
 
-// reaper kills a plugin at one of the steps by which it changes something:
-// before the step or after it. Steps are the system calls on mounts and the
-// tools. A target path is made right before a bind and removed right after an
-// unmount; being killed there leaves a bare path, which has cases of its own.
+// reaper kills a plugin before or after one of its steps: mount system calls
+// and tools. A target path is created right before a bind and removed right
+// after an unmount; a kill in between leaves a bare path, which has its own
+// cases.
 type reaper struct {
 	mu    sync.Mutex
 	armed bool
-	// at is the step, counted from 1, at which to kill; 0 never.
+	// at is the step at which to kill, from 1; 0 means never.
 	at    int
 	after bool
 	steps int
 	dead  bool
 }
 
-// arm counts steps from now on and kills at one of them.
 func (r *reaper) arm(at int, after bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.armed, r.at, r.after, r.steps, r.dead = true, at, after, 0, false
 }
 
-// stop ends the counting, and returns how many steps there were and whether
-// the plugin died at one.
 func (r *reaper) stop() (steps int, died bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -74,12 +71,11 @@ func (r *reaper) step(_ string, do func() error) error {
 	return errKilled
 }
 
-// stepper does what changes something, unless the plugin is killed there.
+// stepper runs a step, unless the plugin is dead or killed there.
 type stepper interface {
 	step(name string, do func() error) error
 }
 
-// crashingMounts and crashingFileSystems are steps on the way to the real thing.
 type crashingMounts struct {
 	mount.Interface
 	stepper
@@ -118,7 +114,6 @@ func (m crashingFileSystems) SetRoot(path, owner, mode string) error {
 	return m.step("root", func() error { return m.FileSystems.SetRoot(path, owner, mode) })
 }
 
-// crashingLUKS are steps on the way to what changes headers and mappings.
 type crashingLUKS struct {
 	luks.Interface
 	stepper
@@ -213,7 +208,7 @@ func TestKilledAtAnyStepTheRetrySucceeds(t *testing.T) {
 		must.Succeed(f.t, f.mounts.Mount(mount.Source{Node: v.GetDevicePath()}, p.staged, "ext4", nil))
 		must.Succeed(f.t, f.mounts.Bind(p.staged, p.published, false))
 	}
-	// A sweep answers no call: what it leaves shows that it was killed.
+	// A sweep returns no error: its leftovers show that it was killed.
 	sweep := func(f *fixture, _ *lvmdv1.Volume) error {
 		f.Sweep(f.ctx())
 		left, _ := f.layers()
@@ -227,8 +222,8 @@ func TestKilledAtAnyStepTheRetrySucceeds(t *testing.T) {
 		name, fsType string
 		before       func(*fixture, *lvmdv1.Volume)
 		call         func(*fixture, *lvmdv1.Volume) error
-		// layers are there in the end. steps are how many the call has: the
-		// kill points of the enumeration.
+		// layers is the expected number at the end, steps the number of kill
+		// points.
 		layers, steps int
 	}{
 		{"stage", "ext4", func(*fixture, *lvmdv1.Volume) {}, func(f *fixture, v *lvmdv1.Volume) error { return f.stage(v, access(v)) }, 1, 1},
@@ -317,8 +312,8 @@ func TestKilledAtAnyStepTheRetrySucceeds(t *testing.T) {
 	}
 }
 
-// TestKilledBeforeItWasVerifiedThatThereIsDAX kills a plugin that mounted without, at
-// the step before and after the one that takes it off.
+// TestKilledBeforeItWasVerifiedThatThereIsDAX kills a plugin that mounted
+// without DAX, before and after the unmount.
 func TestKilledBeforeItWasVerifiedThatThereIsDAX(t *testing.T) {
 	for at, after := range map[int]bool{1: true, 2: false} {
 		f, r := newKillable(t)
@@ -347,7 +342,6 @@ func access(v *lvmdv1.Volume) *csi.VolumeCapability {
 	return filesystemAccess(multi)
 }
 
-// newKillable is newFixture with a plugin that can be killed.
 func newKillable(t *testing.T) (*fixture, *reaper) {
 	t.Helper()
 	f, r := newFixture(t), &reaper{}
@@ -359,8 +353,8 @@ func newKillable(t *testing.T) (*fixture, *reaper) {
 	return f, r
 }
 
-// TestTheSameCallTwiceAtOnce sends everything several times at the same moment:
-// each is done once, answered with Aborted or found done.
+// TestTheSameCallTwiceAtOnce sends each call several times at once: it is done
+// once, and the others get Aborted or find it done.
 func TestTheSameCallTwiceAtOnce(t *testing.T) {
 	for _, fsType := range []string{"ext4", ""} {
 		t.Run("type "+fsType, func(t *testing.T) {
@@ -391,7 +385,7 @@ func TestTheSameCallTwiceAtOnce(t *testing.T) {
 	}
 }
 
-// atOnce makes a call several times at once; one has to succeed.
+// atOnce makes a call several times at once; at least one must succeed.
 func (f *kubelet) atOnce(call func() error) {
 	f.t.Helper()
 	results := make(chan error, 8)

@@ -28,20 +28,19 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// soaking has every crash point taken, each with a volume of its own.
+// soaking runs every crash point, each with its own volume.
 var soaking = os.Getenv("CARVE_SOAK") != ""
 
-// killedVolume is a kind of volume, and all points at which a plugin can be killed
-// while a kubelet uses one: the effects of its calls in their order, and the answers.
+// killedVolume is a kind of volume with all points at which a plugin can be
+// killed: the effects of its calls, in order, and the answers.
 type killedVolume struct {
 	name, fsType string
 	luks         bool
 	size         int64
 	effects      []callEffects
-	// tools are what the calls run, and change something by system calls of their own.
-	tools []crashPoint
-	// sample are the points that a usual run takes, beside all answers, in the order of
-	// the effects. A kind without any is for soaking only.
+	tools        []crashPoint
+	// sample lists the points of a normal run, besides all answers, in order of
+	// the effects. A kind without any runs only when soaking.
 	sample []crashPoint
 }
 
@@ -50,7 +49,8 @@ type callEffects struct {
 	effects []string
 }
 
-// usual are the effects of calls for volumes that the plugin does not encrypt.
+// usual lists the effects of calls for volumes that the plugin does not
+// encrypt.
 var usual = []callEffects{
 	{"stage", []string{"mount"}}, {"publish", []string{"bind"}}, {"expand", []string{"grow"}},
 	{"unpublish", []string{"unmount", "unmounted"}}, {"unstage", []string{"unmount", "unmounted"}},
@@ -92,7 +92,6 @@ var killedVolumes = []killedVolume{
 		}},
 }
 
-// points are all crash points of the calls in their order, but for those in tools.
 func (k killedVolume) points() (all []crashPoint) {
 	for _, c := range k.effects {
 		for _, effect := range append(c.effects[:len(c.effects):len(c.effects)], answered) {
@@ -102,7 +101,7 @@ func (k killedVolume) points() (all []crashPoint) {
 	return all
 }
 
-// sampled are the points of a usual run. In each call, the answer is the last.
+// sampled returns the points of a normal run. In each call the answer is last.
 func (k killedVolume) sampled() []crashPoint {
 	points := slices.Clone(k.sample)
 	for _, c := range k.effects {
@@ -111,11 +110,11 @@ func (k killedVolume) sampled() []crashPoint {
 	return points
 }
 
-// TestRealPluginIsKilledAtEveryPoint kills the plugin with SIGKILL before its effects
-// on real mounts and before its answers, has another one started, and repeats the
-// kubelet's call. A usual run takes the answers and a sample of the effects, all with one
-// volume of each kind. With CARVE_SOAK each effect, and each one of each tool, has a
-// volume to which nothing else happens.
+// TestRealPluginIsKilledAtEveryPoint kills the plugin with SIGKILL before its
+// effects on real mounts and before its answers, starts another one and repeats
+// the call. A normal run takes all answers and a sample of the effects, with
+// one volume of each kind. With CARVE_SOAK each effect, of tools too, has a
+// volume of its own.
 func TestRealPluginIsKilledAtEveryPoint(t *testing.T) {
 	m := drivertest.NewRealMachine(t, "/dev/vdb", "disk")
 	for _, kind := range killedVolumes {
@@ -145,22 +144,21 @@ func TestRealPluginIsKilledAtEveryPoint(t *testing.T) {
 	(&real{kubelet{t: t, machine: m}}).waitForSpace()
 }
 
-// killed is a kubelet with one volume, on a machine on which the plugin is killed.
 type killed struct {
 	real
 	kind   killedVolume
 	v      *lvmdv1.Volume
 	plugin *pluginProcess
 	isReal bool
-	// staged and published are the paths, and records are the kubelet's.
+	// The paths, and the kubelet's records.
 	staged, published string
 	records           []string
-	// content is what is written to the volume at the offset; written says that it was, and
-	// was made durable.
+	// content is the data written at the offset; written means that it is
+	// durable.
 	content []byte
 	offset  int64
 	written bool
-	// isStaged, isPublished and grown are what was acknowledged.
+	// The acknowledged state.
 	isStaged, isPublished bool
 	grown                 int64
 }
@@ -192,13 +190,12 @@ func newKilled(t *testing.T, m *drivertest.Machine, kind killedVolume) *killed {
 	return k
 }
 
-// run makes all calls of a kubelet for the volume. The plugin is killed at all these
-// points of a call before the call succeeds: the next plugin that is to be killed repeats
-// it, or the real one. It reports false where the point is in a tool that has fewer
-// effects.
+// run makes all calls of a kubelet for the volume. It kills the plugin at all
+// points of a call before the call succeeds: each next plugin repeats the call.
+// It returns false if the point is in a tool with fewer effects.
 func (k *killed) run(points ...crashPoint) (crashed bool) {
 	k.t.Helper()
-	pending := "" // The call that has to succeed next.
+	pending := "" // the call that must succeed next
 	succeed := func() {
 		if pending != "" {
 			k.repeat(pending)
@@ -219,7 +216,7 @@ func (k *killed) run(points ...crashPoint) (crashed bool) {
 			}
 			var effects []string
 			effects, crashed = k.crashAt(point)
-			// What comes after another crash has to do less, or more.
+			// After another crash the call has less to do, or more.
 			if here == 1 && point.effect == answered && !slices.Equal(effects, c.effects) {
 				k.t.Errorf("%s has the effects %q: the plugin is killed at %q", c.call, effects, c.effects)
 			}
@@ -236,8 +233,8 @@ func (k *killed) run(points ...crashPoint) (crashed bool) {
 	return crashed
 }
 
-// crashAt makes the call of a point with a plugin that is killed there, and returns the
-// effects that the call had before.
+// crashAt makes the point's call with a plugin that is killed there, and
+// returns the call's effects before that.
 func (k *killed) crashAt(point crashPoint) (effects []string, crashed bool) {
 	k.t.Helper()
 	if err := k.call(point.call); err != nil {
@@ -258,7 +255,6 @@ func (k *killed) crashAt(point crashPoint) (effects []string, crashed bool) {
 	return nil, false
 }
 
-// restart has another plugin serve, the real one or one that is to be killed.
 func (k *killed) restart(start func() *pluginProcess, isReal bool) {
 	k.t.Helper()
 	if k.plugin != nil {
@@ -268,7 +264,6 @@ func (k *killed) restart(start func() *pluginProcess, isReal bool) {
 	k.Plugin, k.isReal = k.plugin.Plugin, isReal
 }
 
-// ensureReal has the real plugin serve.
 func (k *killed) ensureReal() {
 	k.t.Helper()
 	if !k.isReal {
@@ -276,7 +271,6 @@ func (k *killed) ensureReal() {
 	}
 }
 
-// call makes one of the kubelet's calls.
 func (k *killed) call(name string) error {
 	access := access(k.v)
 	switch name {
@@ -298,8 +292,8 @@ func (k *killed) call(name string) error {
 	return fmt.Errorf("no call %q", name)
 }
 
-// repeat makes a call until it succeeds, as a kubelet does, and checks what it has to
-// lead to. It succeeds at once, unless the plugin that has just begun is sweeping.
+// repeat makes a call until it succeeds, as a kubelet does, and checks the
+// result. Only the sweep of a plugin that just started may delay success.
 func (k *killed) repeat(name string) {
 	k.t.Helper()
 	var err error
@@ -307,7 +301,7 @@ func (k *killed) repeat(name string) {
 	if err != nil {
 		k.t.Fatalf("repeat %s: %v", name, err)
 	}
-	must.Succeed(k.t, k.call(name)) // Done already.
+	must.Succeed(k.t, k.call(name)) // already done
 	mounted := 0
 	switch name {
 	case "stage", "unpublish":
@@ -340,14 +334,12 @@ func (k *killed) repeat(name string) {
 	}
 }
 
-// expandBelow has lvmd give the volume twice its size.
 func (k *killed) expandBelow() {
 	k.t.Helper()
 	got := must.Get(k.machine.LVMD.ExpandVolume(k.ctx(), &lvmdv1.ExpandVolumeRequest{Id: k.v.GetId(), RequiredBytes: 2 * k.kind.size}))(k.t)
 	k.grown = got.GetVolume().GetSizeBytes()
 }
 
-// file is where the content is.
 func (k *killed) file() string {
 	if k.kind.fsType == "" {
 		return k.published
@@ -355,7 +347,7 @@ func (k *killed) file() string {
 	return filepath.Join(k.published, "file")
 }
 
-// writeContent writes the content, and again where it is written at another offset.
+// writeContent writes the content, also when its offset has changed.
 func (k *killed) writeContent(offset int64) {
 	k.t.Helper()
 	f, err := os.OpenFile(k.file(), os.O_RDWR|os.O_CREATE, 0o600)
@@ -367,8 +359,8 @@ func (k *killed) writeContent(offset int64) {
 	k.offset, k.written = offset, true
 }
 
-// wantContent checks what was written, while the volume is published: a call to
-// unpublish it that was killed may have done so.
+// wantContent checks the content if the volume is published. A killed unpublish
+// may have unmounted it.
 func (k *killed) wantContent() {
 	k.t.Helper()
 	if at, err := k.machine.Mounts.At(k.published); !k.isPublished || !k.written || err == nil && !at.Mounted {
@@ -382,7 +374,6 @@ func (k *killed) wantContent() {
 	}
 }
 
-// wantSize checks that what is seen at a path has grown.
 func (k *killed) wantSize(path string, size int64) {
 	k.t.Helper()
 	var got int64
@@ -393,15 +384,15 @@ func (k *killed) wantSize(path string, size int64) {
 		var usage mount.Usage
 		usage, err = k.machine.Mounts.Usage(path)
 		got = usage.TotalBytes
-		size = size * 3 / 4 // A file system keeps some to itself.
+		size = size * 3 / 4 // minus the file system's own share
 	}
 	if err != nil || got < size {
 		k.t.Errorf("%s has %d bytes, error %v; want %d", path, got, err, size)
 	}
 }
 
-// finish stages and publishes the volume once more, which still holds what was written, and
-// checks that nothing of it is left in the end.
+// finish stages and publishes the volume again, checks its content, and checks
+// that removal leaves nothing.
 func (k *killed) finish() {
 	k.t.Helper()
 	must.Succeed(k.t, errors.Join(k.call("stage"), k.call("publish")))
@@ -425,14 +416,13 @@ func (k *killed) finish() {
 	k.delete(k.v)
 }
 
-// wantNoTool checks that nothing of what a plugin has started goes on.
 func wantNoTool(t testing.TB, names ...string) {
 	t.Helper()
 	files := must.Get(filepath.Glob("/proc/[0-9]*/comm"))(t)
 	for _, file := range files {
 		content, err := os.ReadFile(file)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-			continue // It ended meanwhile.
+			continue // it has ended
 		}
 		if err != nil {
 			t.Fatal(err)

@@ -13,8 +13,6 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// swap replaces the directory that holds a path with a link to another one,
-// which has an entry of the same name.
 func swap(t *testing.T, path, precious string) {
 	t.Helper()
 	dir := filepath.Dir(path)
@@ -25,8 +23,8 @@ func swap(t *testing.T, path, precious string) {
 	}
 }
 
-// swapping swaps a path's directory at the last moment: when the call has
-// checked it, right before the mount table is changed or right after.
+// swapping swaps a path's directory at the last moment: after the call's
+// checks, right before or after the mount table changes.
 type swapping struct {
 	mount.Interface
 	before, after func()

@@ -9,15 +9,14 @@ import (
 	"github.com/carve-csi/carve/pkg/driver/csierror"
 )
 
-// locks has one lock for each volume, for calls that change something. Its zero value is
-// ready.
+// locks holds one lock per volume, for calls that change it.
 type locks struct {
 	mu   sync.Mutex
 	held map[string]struct{}
 }
 
-// take takes the lock of a volume, without waiting. Aborted: another call has it. The caller
-// calls release once.
+// take returns Aborted at once if another call holds the lock. The caller calls
+// release once.
 func (l *locks) take(id string) (release func(), err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -20,22 +20,20 @@ import (
 )
 
 // A volume with names.EncryptionLUKS is opened when it is staged, with the key
-// from the claim's node-stage Secret, and made by its first stage. From there on
-// its mapping is the device that is mounted, bound, checked and grown.
+// from the claim's node-stage Secret. Its first stage creates it. After that
+// its mapping is the device to mount, bind, check and grow.
 
 const (
-	// unlockTimeout bounds the making and the opening of an encrypted volume,
-	// waiting for others included.
+	// unlockTimeout bounds creating and opening an encrypted volume, including
+	// the wait for others.
 	unlockTimeout = 10 * time.Minute
-	// lockTimeout bounds the closing of one.
-	lockTimeout = time.Minute
+	lockTimeout   = time.Minute
 )
 
-// isLUKS reports whether the node plugin encrypts a volume.
 func isLUKS(v *lvmdv1.Volume) bool { return v.GetEncryption() == names.EncryptionLUKS }
 
-// keyOf takes a volume's key from the secrets of a request, nil for a volume that
-// has none.
+// keyOf returns the volume's key from a request's secrets, or nil if the volume
+// needs none.
 func keyOf(v *lvmdv1.Volume, secrets map[string]string) ([]byte, error) {
 	if !isLUKS(v) {
 		return nil, nil
@@ -52,7 +50,6 @@ func keyOf(v *lvmdv1.Volume, secrets map[string]string) ([]byte, error) {
 	return key, nil
 }
 
-// encryption makes, opens and closes volumes whose keys are kept.
 type encryption struct {
 	background  context.Context
 	luks        luks.Interface
@@ -63,8 +60,9 @@ type encryption struct {
 	log         *slog.Logger
 }
 
-// opened returns a volume as its users see it: of an encrypted one with a kept key,
-// the mapping is the device. False: it has no mapping that can be used.
+// opened returns the volume as its users see it: for a LUKS volume, with the
+// mapping as its device. It returns false if the volume has no complete
+// mapping.
 func (e *encryption) opened(v *lvmdv1.Volume) (*lvmdv1.Volume, bool, error) {
 	if !isLUKS(v) {
 		return v, true, nil
@@ -78,7 +76,6 @@ func (e *encryption) opened(v *lvmdv1.Volume) (*lvmdv1.Volume, bool, error) {
 	return plain, true, nil
 }
 
-// inUse looks a volume up that is staged, as its users see it.
 func (e *encryption) inUse(ctx context.Context, id string) (*lvmdv1.Volume, error) {
 	v, err := e.volumes.Ready(ctx, id)
 	if err != nil {
@@ -91,10 +88,10 @@ func (e *encryption) inUse(ctx context.Context, id string) (*lvmdv1.Volume, erro
 	return plain, err
 }
 
-// unlock opens a volume, and makes it if no Pod ever had it. It returns the volume
-// as its users see it. Where it fails, the mapping may exist: the caller calls
-// closeUnused. A volume that is mounted at its staging path is as it should
-// be, and its key is not tried again.
+// unlock opens a LUKS volume, creating it if no Pod ever had it, and returns it
+// as its users see it. It does not test the key of a volume mounted at its
+// staging path. On failure the mapping may exist, and the caller must call
+// closeUnused.
 func (e *encryption) unlock(v *lvmdv1.Volume, key []byte, staging string) (*lvmdv1.Volume, error) {
 	plain, open, err := e.opened(v)
 	if err != nil {
@@ -135,8 +132,8 @@ func (e *encryption) unlock(v *lvmdv1.Volume, key []byte, staging string) (*lvmd
 	return plain, e.noteEncrypted(ctx, v, below)
 }
 
-// noteEncrypted checks how an opened volume is encrypted, and has lvmd note that it is,
-// before a Pod gets it.
+// noteEncrypted verifies how an opened volume is encrypted and has lvmd record
+// it, before a Pod gets the volume.
 func (e *encryption) noteEncrypted(ctx context.Context, v *lvmdv1.Volume, below string) error {
 	err := e.luks.Verify(below, v.GetId())
 	if errors.Is(err, luks.ErrForeign) {
@@ -147,15 +144,14 @@ func (e *encryption) noteEncrypted(ctx context.Context, v *lvmdv1.Volume, below 
 	}
 	err = e.volumes.NoteLUKS(ctx, v.GetId())
 	if csierror.CodeOf(err) == codes.Unimplemented {
-		// During an upgrade, lvmd may be older than the node plugin.
+		// During an upgrade lvmd may be older than the node plugin.
 		return nil
 	}
 	return err
 }
 
-// reopenLUKS opens a volume that was made.
 func (e *encryption) reopenLUKS(ctx context.Context, v *lvmdv1.Volume, below string, key []byte) (*lvmdv1.Volume, error) {
-	// A mapping that was not completed cannot be used.
+	// An incomplete mapping is unusable.
 	if err := e.closeLUKS(v.GetId()); err != nil {
 		return nil, err
 	}
@@ -173,11 +169,11 @@ func (e *encryption) openLUKS(ctx context.Context, v *lvmdv1.Volume, below strin
 	return plain, err
 }
 
-// makeLUKS makes a volume from the beginning: no Pod ever had it. That it is made
-// is noted last, and before a Pod gets it.
+// makeLUKS creates a volume that no Pod ever had. It marks it complete last.
 func (e *encryption) makeLUKS(ctx context.Context, v *lvmdv1.Volume, below string, key []byte) (*lvmdv1.Volume, error) {
 	begin := time.Now()
-	// A mapping that an earlier attempt left shows a header that is about to be overwritten.
+	// A mapping left by an earlier attempt uses the header that Format
+	// overwrites.
 	if err := e.closeLUKS(v.GetId()); err != nil {
 		return nil, err
 	}
@@ -210,9 +206,9 @@ func (e *encryption) makeLUKS(ctx context.Context, v *lvmdv1.Volume, below strin
 	return plain, nil
 }
 
-// closeLUKS closes a volume's mapping, if it has one and nothing shows it. It asks
-// neither lvmd nor the device. The kernel knows who has a device open, and not at
-// which paths there is a node of it.
+// closeLUKS closes the volume's mapping, unless a layer shows it. It needs
+// neither lvmd nor the device. It looks for layers itself because a device node
+// does not keep the mapping open in the kernel.
 func (e *encryption) closeLUKS(id string) error {
 	m, there, err := e.luks.Mapping(id)
 	if err != nil || !there {
@@ -230,8 +226,8 @@ func (e *encryption) closeLUKS(id string) error {
 	return e.devices.withHolders(e.luks.Close(ctx, id), mount.Device{Major: m.Major, Minor: m.Minor})
 }
 
-// closeUnused closes the mapping of a volume that could not be staged, unless
-// something uses it: no call to unstage it may ever come.
+// closeUnused closes the mapping of a volume that failed to stage, unless it is
+// in use. A call to unstage may never follow.
 func (e *encryption) closeUnused(v *lvmdv1.Volume) error {
 	if err := e.closeLUKS(v.GetId()); !errors.Is(err, luks.ErrInUse) {
 		return err
@@ -239,8 +235,6 @@ func (e *encryption) closeUnused(v *lvmdv1.Volume) error {
 	return nil
 }
 
-// resizeLUKS gives a mapping the size that its volume has been given. The kernel waits
-// for writes under way.
 func (e *encryption) resizeLUKS(v *lvmdv1.Volume) error {
 	ctx, cancel := context.WithTimeout(e.background, growTimeout)
 	defer cancel()

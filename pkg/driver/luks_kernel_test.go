@@ -20,16 +20,14 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// plainText is what tests look for on the disk.
 var plainText = bytes.Repeat([]byte("plain text that must not be found "), 128)
 
-// newRealLUKS is newReal for small volumes.
 func newRealLUKS(t *testing.T) *real {
 	t.Helper()
 	r := newReal(t, "/dev/vdb", "disk")
 	r.size = 32 * mib
 	t.Cleanup(func() {
-		// What a failed test left open.
+		// Leftovers of a failed test.
 		if left, err := r.machine.LUKS.Mappings(); err != nil || len(left) > 0 {
 			t.Errorf("left open: %q, error %v", left, err)
 			for _, id := range left {
@@ -40,8 +38,8 @@ func newRealLUKS(t *testing.T) *real {
 	return r
 }
 
-// TestRealVolumeWithAKeptKey has each file system made, grown in use, closed as by a
-// restart of the node, and opened again with all that it held.
+// TestRealVolumeWithAKeptKey creates each file system, grows it in use, closes
+// it as a reboot does, and opens it again with its data.
 func TestRealVolumeWithAKeptKey(t *testing.T) {
 	r := newRealLUKS(t)
 	for fsType, size := range map[string]int64{"ext4": 32 * mib, "xfs": 304 * mib, "btrfs": 128 * mib} {
@@ -49,13 +47,13 @@ func TestRealVolumeWithAKeptKey(t *testing.T) {
 			r.size = size
 			v := r.locked("kept-"+fsType, fsType)
 			access, file := filesystemAccess(multi), filepath.Join(r.target(v, "one"), "file")
-			for range 2 { // The second time it is mounted, and its key is not tried again.
+			for range 2 { // the second time it is mounted, and its key is not tested
 				must.Succeed(r.t, r.stage(v, access))
 				must.Succeed(r.t, r.publish(v, "one", access, false))
 			}
 			r.write(file, string(plainText))
 			wantError(t, second(r.machine.LVMD.DeleteVolume(r.ctx(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})), codes.FailedPrecondition,
-				"("+luks.MappingPrefix+v.GetId()+")") // what lies on it is named
+				"("+luks.MappingPrefix+v.GetId()+")") // the error names the holder
 			if tags := drivertest.ByHand(t, "lvm", "lvs", "--noheadings", "-o", "tags", drivertest.Group+"/"+v.GetId(), "--config", drivertest.HandConfig); !strings.Contains(tags, "carve.encrypted") {
 				t.Errorf("the volume's tags do not say that it has a header: %s", tags)
 			}
@@ -68,7 +66,7 @@ func TestRealVolumeWithAKeptKey(t *testing.T) {
 			if err != nil || len(health.GetVolumeHealth().GetHealthStatuses()) > 0 {
 				t.Errorf("health %v, %v", health, err)
 			}
-			// Without a call to unstage, as when the node restarts.
+			// Without unstage, as when the node restarts.
 			must.Succeed(r.t, errors.Join(r.machine.Mounts.Unmount(r.target(v, "one")), r.machine.Mounts.Unmount(r.staging(v))))
 			drivertest.ByHand(t, "dmsetup", "remove", "--retry", luks.MappingPrefix+v.GetId())
 
@@ -91,7 +89,6 @@ func TestRealVolumeWithAKeptKey(t *testing.T) {
 	}
 }
 
-// grow doubles a volume that is published to Pod one.
 func (r *real) grow(v *lvmdv1.Volume) {
 	r.t.Helper()
 	_, err := r.machine.LVMD.ExpandVolume(r.ctx(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 2 * v.GetSizeBytes()})
@@ -105,7 +102,6 @@ func (r *real) grow(v *lvmdv1.Volume) {
 	}
 }
 
-// TestRealRawBlockVolumeWithAKeptKey does it for a raw block volume.
 func TestRealRawBlockVolumeWithAKeptKey(t *testing.T) {
 	r := newRealLUKS(t)
 	r.size = 8 * mib
@@ -120,7 +116,7 @@ func TestRealRawBlockVolumeWithAKeptKey(t *testing.T) {
 		t.Errorf("it does not begin with zeroes, error %v", err)
 	}
 	r.grow(v)
-	_, err = f.WriteAt(plainText, v.GetSizeBytes()) // What it has grown by.
+	_, err = f.WriteAt(plainText, v.GetSizeBytes()) // in the part that was added
 	must.Succeed(r.t, errors.Join(err, f.Sync(), f.Close()))
 	wantError(t, r.unstage(v), codes.FailedPrecondition, "in use")
 	must.Succeed(r.t, errors.Join(r.unpublish(v, "one"), r.unstage(v)))
@@ -139,9 +135,8 @@ func TestRealRawBlockVolumeWithAKeptKey(t *testing.T) {
 	r.waitForSpace()
 }
 
-// TestRealMakingOfAVolumeWithAKeptKeyIsStopped has the plugin stop, and kill what it has
-// started, in the middle of the first stage, ever later: where a tool waits.
-// TestRealPluginIsKilledAtEveryPoint has it killed.
+// The plugin stops, and kills its tools, in the middle of the first stage, ever
+// later. TestRealPluginIsKilledAtEveryPoint has it killed instead.
 func TestRealMakingOfAVolumeWithAKeptKeyIsStopped(t *testing.T) {
 	dir := t.TempDir()
 	waits := filepath.Join(dir, "waits")

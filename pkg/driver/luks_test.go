@@ -22,8 +22,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// locked creates a volume that is encrypted with the key in the secrets that come
-// with each stage from now on.
+// locked creates a LUKS volume and passes its key with each stage from now on.
 func (f *kubelet) locked(name, fsType string) *lvmdv1.Volume {
 	f.t.Helper()
 	f.secrets = map[string]string{"key": "hunter2"}
@@ -35,7 +34,6 @@ func (f *kubelet) locked(name, fsType string) *lvmdv1.Volume {
 	return got.GetVolume()
 }
 
-// mapping is the device that shows a volume's plain text.
 func (f *kubelet) mapping(v *lvmdv1.Volume) mount.Device {
 	f.t.Helper()
 	m, there, err := f.machine.LUKS.Mapping(v.GetId())
@@ -45,7 +43,6 @@ func (f *kubelet) mapping(v *lvmdv1.Volume) mount.Device {
 	return mount.Device{Major: m.Major, Minor: m.Minor}
 }
 
-// wantLocked checks that nothing shows a volume's plain text.
 func (f *kubelet) wantLocked(v *lvmdv1.Volume) {
 	f.t.Helper()
 	if m, there, err := f.machine.LUKS.Mapping(v.GetId()); err != nil || there {
@@ -60,7 +57,6 @@ func (f *fixture) wantState(v *lvmdv1.Volume, want luks.State) {
 	}
 }
 
-// wantCalls checks what was done to headers and mappings.
 func (f *fixture) wantCalls(want string) {
 	f.t.Helper()
 	if got := strings.Join(f.luks.Calls(), " "); got != want {
@@ -94,7 +90,7 @@ func TestTheFirstStageMakesAVolumeWithAKeptKeyAndOthersOpenIt(t *testing.T) {
 	f.wantLocked(v)
 	must.Succeed(f.t, f.stage(v, access(v)))
 	f.wantCalls("Format Open Finish Close Open")
-	// As after a restart of the node: what was mounted is gone, too.
+	// As after a reboot: the mounts are gone, too.
 	must.Succeed(f.t, f.mounts.Unmount(f.staging(v)))
 	f.luks.Reboot()
 	must.Succeed(f.t, f.stage(v, access(v)))
@@ -115,7 +111,7 @@ func TestARawBlockVolumeWithAKeptKeyIsClearedAndShownThroughItsMapping(t *testin
 	must.Succeed(f.t, f.publish(v, "pod", access(v), false))
 	f.wantCalls("Format Open Clear Finish")
 	f.wantAt(f.target(v, "pod"), mount.State{Mounted: true, Node: true, Device: f.mapping(v)})
-	// Nothing but its mapping shows that it is staged: the key is tried again.
+	// Only its mapping shows that it is staged: the key is tested again.
 	must.Succeed(f.t, f.stage(v, access(v)))
 	f.wantCalls("Format Open Clear Finish Test")
 	f.secrets["key"] = "hunter3"
@@ -216,7 +212,6 @@ func TestThatAVolumeIsEncryptedIsNotedBeforeItsFirstUser(t *testing.T) {
 	}
 }
 
-// full is an lvmd that can note nothing.
 type full struct{ lvmdv1.LVMDServer }
 
 func (full) NoteEncrypted(context.Context, *lvmdv1.NoteEncryptedRequest) (*lvmdv1.NoteEncryptedResponse, error) {
@@ -245,7 +240,7 @@ func TestAVolumeWithAnotherEncryptionIsNotUsed(t *testing.T) {
 		must.Succeed(t, f.unstage(v))
 		f.luks.Weaken(v.GetDevicePath())
 		if left {
-			// A node plugin that was killed had opened it.
+			// A killed node plugin had opened it.
 			must.Succeed(t, f.luks.Open(f.ctx(), v.GetDevicePath(), v.GetId(), []byte("hunter2"), false))
 		}
 		wantError(t, f.stage(v, access(v)), codes.FailedPrecondition, luks.ErrForeign.Error())
@@ -415,7 +410,6 @@ func TestSweepClosesWhatNoKubeletKnowsOf(t *testing.T) {
 	}
 }
 
-// record writes one of the kubelet's records.
 func (f *kubelet) record(dir, content string) {
 	f.t.Helper()
 	path := f.machine.Path("plugins", "kubernetes.io", "csi", filepath.FromSlash(dir), "vol_data.json")

@@ -13,15 +13,15 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// DialLVMD makes a client of the lvmd at a unix socket. It connects when it is
-// used first, and again, within a fraction of a second, when lvmd comes back.
-// The caller closes it.
+// DialLVMD returns a client connection to the lvmd at a unix socket. It
+// connects on first use and reconnects within a fraction of a second. The
+// caller closes it.
 func DialLVMD(socket string) (*grpc.ClientConn, error) {
 	conn, err := grpc.NewClient("unix:"+socket,
-		grpc.WithTransportCredentials(insecure.NewCredentials()), // the socket's mode is what protects it
+		grpc.WithTransportCredentials(insecure.NewCredentials()), // the socket's file mode protects it
 		grpc.WithConnectParams(grpc.ConnectParams{
-			// A dial on this node costs nothing; gRPC's defaults, up to two
-			// minutes between dials, are made for networks.
+			// Dials on this node are cheap; gRPC's default backoff of up to two
+			// minutes suits networks.
 			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond},
 			MinConnectTimeout: 5 * time.Second,
 		}))
@@ -31,19 +31,19 @@ func DialLVMD(socket string) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// startGrace is for how long an lvmd that starts at the same time, and looks at its disks first, may
-// not answer before that is worth a warning.
+// startGrace is the time that an lvmd started together with the plugin may take
+// to scan its disks, before its silence is worth a warning.
 const startGrace = time.Minute
 
-// AwaitLVMD returns nil when lvmd answers for the first time, or an error after a minute.
+// AwaitLVMD waits up to startGrace until lvmd answers.
 func AwaitLVMD(ctx context.Context, conn grpc.ClientConnInterface) error {
 	ctx, cancel := context.WithTimeout(ctx, startGrace)
 	defer cancel()
 	return LVMDAnswers(ctx, conn, grpc.WaitForReady(true))
 }
 
-// LVMDAnswers returns nil when lvmd answers, whatever it says about its own
-// health: that is for lvmd's own probe to report.
+// LVMDAnswers returns nil if lvmd answers, even as unhealthy: lvmd's own probe
+// reports that.
 func LVMDAnswers(ctx context.Context, conn grpc.ClientConnInterface, options ...grpc.CallOption) error {
 	_, err := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{}, options...)
 	switch status.Code(err) {

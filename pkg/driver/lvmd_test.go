@@ -10,7 +10,6 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// TestAnLVMDThatStartsIsAwaited starts the lvmd after the plugin asked for it.
 func TestAnLVMDThatStartsIsAwaited(t *testing.T) {
 	m := drivertest.NewFakeMachine(t)
 	m.StopLVMD()

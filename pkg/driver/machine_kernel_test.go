@@ -10,13 +10,12 @@ import (
 )
 
 func TestRealNothingStacksOrLeaksWhateverHappens(t *testing.T) {
-	// The machine is slow; with the fakes there are many runs.
+	// The machine is slow; the fakes get many more runs.
 	rapidtest.Set(t, map[string]string{"checks": "8"})
 	r := newReal(t, "/dev/vdb", "disk")
 	checkRandomly(t, &r.kubelet, faults{crash: r.crash})
 }
 
-// crash makes the file system that is mounted at the path fail.
 func (r *real) crash(_ *lvmdv1.Volume, path string) { r.shutDown(path) }
 
 func TestARealFailedVolumeIsNotStagedBesideAPodThatHasIt(t *testing.T) {

@@ -18,26 +18,25 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// volumeMachine is the state machine of some volumes under a kubelet that does
-// everything in any order, with failures in between: what it believes is what
-// was acknowledged.
+// volumeMachine is a state machine of volumes under a kubelet that makes calls
+// in any order, with failures in between. Its state is whatever was
+// acknowledged.
 type volumeMachine struct {
 	*kubelet
 	faults    faults
 	volumes   []*lvmdv1.Volume
 	access    []*csi.VolumeCapability
 	staged    map[int]bool
-	published map[string]bool // key()
-	// unhealthy volumes have a file system that failed, and may be refused.
+	published map[string]bool // by key()
+	// unhealthy volumes have a failed file system, so calls may be refused.
 	unhealthy         map[int]bool
 	failing, lvmdDown bool
 }
 
-// faults are what can be made to go wrong; nil where it cannot.
+// faults are the failures to inject; nil where impossible.
 type faults struct {
 	failMounts, lvmdDown func(bool)
-	// crash makes a mounted file system fail.
-	crash func(v *lvmdv1.Volume, path string)
+	crash                func(v *lvmdv1.Volume, path string)
 }
 
 var pods = []string{"pod-1", "pod-2", "pod-3"}
@@ -58,7 +57,6 @@ func TestNothingStacksOrLeaksWhateverHappens(t *testing.T) {
 	})
 }
 
-// crash makes the mounted file system of a volume fail.
 func (f *fixture) crash(v *lvmdv1.Volume, _ string) {
 	f.mounts.Kill(deviceOf(v))
 	f.mounts.Revive(deviceOf(v))
@@ -70,9 +68,9 @@ func TestAFailedVolumeIsNotStagedBesideAPodThatHasIt(t *testing.T) {
 	checkStageBesideAFailedMount(t, &f.kubelet, f.crash)
 }
 
-// checkStageBesideAFailedMount has a volume unstaged and staged again while a Pod has it
-// and its file system has failed, which no kubelet does: the kernel has one superblock for
-// the device. Staging is refused until the Pod is gone, and repairs it then.
+// checkStageBesideAFailedMount restages a volume whose file system failed while
+// a Pod has it, which no kubelet does: the kernel has one superblock per
+// device. Staging fails until the Pod is gone, then repairs it.
 func checkStageBesideAFailedMount(t *testing.T, k *kubelet, crash func(*lvmdv1.Volume, string)) {
 	t.Helper()
 	v, access := k.volume("failed", "xfs"), filesystemAccess(multi)
@@ -96,7 +94,6 @@ func checkStageBesideAFailedMount(t *testing.T, k *kubelet, crash func(*lvmdv1.V
 	must.Get(k.machine.LVMD.DeleteVolume(k.ctx(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()}))(t)
 }
 
-// checkRandomly runs random sequences of calls on the machine.
 func checkRandomly(t *testing.T, k *kubelet, faults faults) {
 	t.Helper()
 	rounds := 0
@@ -192,8 +189,8 @@ func (l *volumeMachine) crash(t *rapid.T) {
 	}
 }
 
-// leavePath leaves a target path behind, as a plugin does that is killed
-// between making it and binding.
+// leavePath leaves a target path, as a plugin killed between creating and
+// binding it.
 func (l *volumeMachine) leavePath(t *rapid.T) {
 	i, pod := l.which(t), rapid.SampledFrom(pods).Draw(t, "pod")
 	path := l.target(l.volumes[i], pod)
@@ -209,7 +206,6 @@ func (l *volumeMachine) leavePath(t *rapid.T) {
 	l.noError(t, err)
 }
 
-// check compares the mount table with what was acknowledged.
 func (l *volumeMachine) check(t *rapid.T) {
 	all, stacked := l.layers()
 	if len(stacked) > 0 {
@@ -226,7 +222,6 @@ func (l *volumeMachine) check(t *rapid.T) {
 	}
 }
 
-// end takes everything off, as a kubelet does in the end.
 func (l *volumeMachine) end(t *rapid.T) {
 	for i, v := range l.volumes {
 		for _, pod := range pods {
@@ -258,8 +253,6 @@ func (l *volumeMachine) noError(t *rapid.T, err error) {
 	}
 }
 
-// mayFail accepts the failures that are switched on, and reports whether the
-// call for a volume succeeded.
 func (l *volumeMachine) mayFail(t *rapid.T, i int, err error) bool {
 	switch code := status.Code(err); {
 	case err == nil:
@@ -269,7 +262,7 @@ func (l *volumeMachine) mayFail(t *rapid.T, i int, err error) bool {
 		t.Fatal(err)
 	}
 	if all, _ := l.layers(); l.unhealthy[i] && !slices.Contains(all, l.staging(l.volumes[i])) {
-		// It was unmounted in order to be repaired, and something else failed.
+		// It was unmounted for repair before another failure.
 		delete(l.staged, i)
 	}
 	return false

@@ -19,11 +19,10 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// memcachedAddress is where the test's memcached listens.
 const memcachedAddress = "127.0.0.1:11311"
 
-// TestRealMemcachedIsWarmAfterARestart runs memcached as the examples do, with its items in
-// a file of a volume on persistent memory; the next process has them.
+// TestRealMemcachedIsWarmAfterARestart runs memcached as in the examples, with
+// its items in a file on persistent memory: the next process must have them.
 func TestRealMemcachedIsWarmAfterARestart(t *testing.T) {
 	r := newReal(t, "/dev/pmem0", "pmem")
 	v := r.volume("memcached", "ext4")
@@ -42,8 +41,8 @@ func TestRealMemcachedIsWarmAfterARestart(t *testing.T) {
 	if err != nil || !bytes.Contains(content, []byte(value)) {
 		t.Errorf("the value is not in the file on the volume, of %d bytes; error %v", len(content), err)
 	}
-	// memcached counts its seconds from its start, and may be one ahead of the clock. The next
-	// process takes no items over that were kept in the future.
+	// memcached counts seconds from its start and may be one ahead of the
+	// clock. The next process rejects items saved in the future.
 	time.Sleep(2 * time.Second)
 	stop = startMemcached(t, file)
 	if reply := askMemcached(t, "get key"); !strings.Contains(reply, value) {
@@ -56,8 +55,6 @@ func TestRealMemcachedIsWarmAfterARestart(t *testing.T) {
 	r.waitForSpace()
 }
 
-// startMemcached starts memcached with its items in the file, and returns what has it keep
-// them and end.
 func startMemcached(t *testing.T, file string) (stop func()) {
 	t.Helper()
 	_, port, err := net.SplitHostPort(memcachedAddress)
@@ -75,7 +72,7 @@ func startMemcached(t *testing.T, file string) (stop func()) {
 	})
 	return func() {
 		t.Helper()
-		// With SIGTERM it would forget everything, see --memory-file in memcached(1).
+		// SIGTERM would drop everything, see --memory-file in memcached(1).
 		if err := command.Process.Signal(syscall.SIGUSR1); err != nil {
 			t.Error(err)
 		}
@@ -85,7 +82,6 @@ func startMemcached(t *testing.T, file string) (stop func()) {
 	}
 }
 
-// askMemcached returns the reply to commands of the text protocol.
 func askMemcached(t *testing.T, commands string) string {
 	t.Helper()
 	var reply []byte

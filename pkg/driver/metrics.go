@@ -11,9 +11,8 @@ import (
 	"github.com/carve-csi/carve/pkg/filesystem"
 )
 
-// Metrics are the node plugin's, in a registry of their own.
+// Metrics are the node plugin's metrics, in a registry of their own.
 type Metrics struct {
-	// Registry has all of them.
 	Registry *prometheus.Registry
 
 	operations *csimetrics.Operations
@@ -23,12 +22,11 @@ type Metrics struct {
 	conditions *prometheus.GaugeVec
 	inlines    *prometheus.CounterVec
 
-	mu sync.Mutex
-	// reasons that conditions has had so far.
+	mu      sync.Mutex
 	reasons map[string]bool
 }
 
-// NewMetrics makes the metrics.
+// NewMetrics returns registered metrics.
 func NewMetrics() *Metrics {
 	m := &Metrics{
 		Registry: prometheus.NewRegistry(),
@@ -59,7 +57,6 @@ func NewMetrics() *Metrics {
 	return m
 }
 
-// called records an answered call. Method is the full name of the RPC.
 func (m *Metrics) called(method string, err error, took time.Duration) {
 	m.operations.Observe(method, err, took)
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// stuck is what the metric says.
 func stuck(t *testing.T, m *Metrics) float64 {
 	t.Helper()
 	families, err := m.Registry.Gather()
@@ -27,8 +26,8 @@ func stuck(t *testing.T, m *Metrics) float64 {
 	return 0
 }
 
-// TestAToolThatIsNotGoneIsCounted kills a program whose grandchild, in a process group of its
-// own, holds the output: the program is not gone for two seconds.
+// A grandchild in its own process group holds the killed program's output, so
+// the program is gone only after two seconds.
 func TestAToolThatIsNotGoneIsCounted(t *testing.T) {
 	m := NewMetrics()
 	started := filepath.Join(t.TempDir(), "started")

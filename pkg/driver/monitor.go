@@ -18,13 +18,13 @@ import (
 	"github.com/carve-csi/carve/pkg/driver/mount"
 )
 
-// healthInterval is how often the health of volumes is looked at when no kubelet
-// asks: often enough for an alert, seldom enough not to be felt.
+// healthInterval suits alerts without noticeable load, on nodes whose kubelet
+// does not ask for health.
 const healthInterval = 30 * time.Second
 
-// run looks at the health of the node's volumes until ctx is done, for the
-// metrics and the log, and for lvmd, by which the controller learns of it and
-// reports it to users: a kubelet that does not know the health calls asks nothing.
+// run checks the health of volumes until ctx is done. It updates metrics and
+// the log, and reports to lvmd, from which the controller informs users. A
+// kubelet without the health calls would never ask.
 func (m *monitor) run(ctx context.Context) {
 	ticker := time.NewTicker(healthInterval)
 	defer ticker.Stop()
@@ -39,7 +39,6 @@ func (m *monitor) run(ctx context.Context) {
 	}
 }
 
-// monitor finds out what is wrong with volumes.
 type monitor struct {
 	mounts     mount.Interface
 	kubelet    kubelet.Dir
@@ -52,12 +51,11 @@ type monitor struct {
 	log        *slog.Logger
 }
 
-// Conditions are what is wrong with volumes: messages by volume and reason.
+// Conditions maps volume and reason to a message.
 type Conditions map[string]map[string]string
 
-// check looks at every volume once, sets the metrics, and logs what is
-// not the same as in the round before. It returns what it found. When lvmd
-// does not answer, what was found before is kept.
+// check logs only changes since before. It returns the conditions found, or
+// before if lvmd does not answer.
 func (m *monitor) check(ctx context.Context, before Conditions) Conditions {
 	found, err := m.conditions(ctx, before)
 	if err != nil {
@@ -86,9 +84,8 @@ func (m *monitor) check(ctx context.Context, before Conditions) Conditions {
 	return found
 }
 
-// conditions returns what is wrong with the volumes. A volume that cannot be looked at has
-// the conditions that it had before: it says nothing about the others, of which each may be
-// about to fail.
+// conditions keeps the conditions in before of a volume that cannot be checked;
+// that must not stop the others.
 func (m *monitor) conditions(ctx context.Context, before Conditions) (Conditions, error) {
 	volumes, err := m.volumes.AllReady(ctx)
 	if err != nil {
@@ -119,8 +116,8 @@ func (m *monitor) conditions(ctx context.Context, before Conditions) (Conditions
 	return found, nil
 }
 
-// noteHealth reports to lvmd those conditions of a volume that it does not know by itself,
-// unless it has them. False: lvmd does not answer, and is asked again when the health is looked at next.
+// noteHealth reports the plugin's own conditions to lvmd, unless lvmd has them.
+// It returns false if lvmd does not answer; the next check tries again.
 func (m *monitor) noteHealth(ctx context.Context, v *lvmdv1.Volume, entries []*csi.VolumeHealth_VolumeHealthEntry) (answers bool) {
 	var found []*lvmdv1.Condition
 	for _, e := range entries {
@@ -139,12 +136,11 @@ func (m *monitor) noteHealth(ctx context.Context, v *lvmdv1.Volume, entries []*c
 	return code != codes.Unavailable
 }
 
-// knownReasons are those that this plugin finds. The metrics always have them, so that
-// an alert can distinguish "none" from "not known".
+// knownReasons are the reasons that this plugin detects. The metrics always
+// include them, so that an alert can distinguish zero from unknown.
 var knownReasons = []string{ReasonFileSystemReadOnly, ReasonFileSystemErrors, ReasonFileSystemWarnings, ReasonFileSystemFailed, ReasonMountedElsewhere, ReasonUnmountFails, ReasonIOLimitsNotApplied}
 
-// setConditions sets the gauge of unhealthy volumes. Reasons that were there once stay
-// at zero.
+// setConditions keeps a reason seen once, at zero.
 func (m *Metrics) setConditions(count map[string]int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

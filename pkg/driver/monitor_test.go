@@ -62,7 +62,7 @@ carve_node_volume_conditions{reason="UnmountFails"} 0
 		t.Errorf("logged %d times", n)
 	}
 
-	// Without lvmd there is nothing new.
+	// Without lvmd nothing changes.
 	f.machine.StopLVMD()
 	short, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
@@ -152,7 +152,7 @@ func TestAVolumeWhoseHealthCannotBeReadHidesNoOthers(t *testing.T) {
 		must.Succeed(t, f.stage(v, filesystemAccess(writer)))
 		volumes = append(volumes, v)
 	}
-	// Whichever comes first.
+	// In either order.
 	for i, unread := range volumes {
 		f.mounts.SetErrors(deviceOf(unread), 1)
 		before := f.CheckHealth(t.Context(), driver.Conditions{})

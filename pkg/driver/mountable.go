@@ -15,20 +15,18 @@ import (
 )
 
 const (
-	// checkTimeout bounds the repair of a file system, however large.
 	checkTimeout = 2 * time.Hour
-	// reformatTimeout bounds the making of one, which does not depend on its size.
+	// reformatTimeout bounds a format, whose duration does not depend on size.
 	reformatTimeout = 10 * time.Minute
 )
 
-// useOf is what the volume's file system was made for.
 func useOf(v *lvmdv1.Volume) filesystem.Use {
 	return filesystem.Use{Type: filesystem.Type(v.GetFsType()), DAX: v.GetDax(), Profile: filesystem.Profile(v.GetProfile())}
 }
 
-// makeMountable makes sure that the expected file system is on the device and
-// has no need of a repair, and returns what is there then. Nothing is ever formatted
-// again, but for scratch file systems that were not unmounted cleanly.
+// makeMountable ensures that the expected file system needs no check and returns
+// its state. It reformats only scratch file systems that were not unmounted
+// cleanly.
 func (s *stager) makeMountable(v *lvmdv1.Volume, device string) (filesystem.Info, error) {
 	info, err := s.fileSystems.Probe(device)
 	repaired, err := s.repair(v, device, info, err)
@@ -38,13 +36,11 @@ func (s *stager) makeMountable(v *lvmdv1.Volume, device string) (filesystem.Info
 	return info, err
 }
 
-// repair checks or reformats a file system that has need of it, by what a probe of its
-// device found.
 func (s *stager) repair(v *lvmdv1.Volume, device string, info filesystem.Info, err error) (repaired bool, _ error) {
 	use := useOf(v)
 	half := use.Profile == filesystem.Scratch && errors.Is(err, filesystem.ErrUnformatted)
 	switch {
-	case half: // the reformatting was interrupted
+	case half: // an earlier reformat was interrupted
 	case errors.Is(err, filesystem.ErrUnformatted):
 		return false, fmt.Errorf("volume %s was made with a file system, which is not there, and is not formatted again: %w", v.GetId(), err)
 	case err != nil:
@@ -59,9 +55,9 @@ func (s *stager) repair(v *lvmdv1.Volume, device string, info filesystem.Info, e
 	case !info.NeedsCheck:
 		return false, nil
 	}
-	// A mounted file system looks as if it needed a check. A mount of ours that a
-	// previous run left does no harm, a check would. One in another mount
-	// namespace is refused: it may have failed, or have other options.
+	// A mounted file system also looks in need of a check. Accept a mount of
+	// ours from a previous run: only a check would do harm. Reject one in
+	// another mount namespace: it may have failed or have other options.
 	others, err := s.devices.layersOf(deviceOf(v))
 	if err != nil {
 		return false, err
@@ -88,21 +84,20 @@ func (s *stager) repair(v *lvmdv1.Volume, device string, info filesystem.Info, e
 	return true, nil
 }
 
-// foreign reports whether a file system is another one than lvmd put on the
-// volume: what it holds may be another's data.
+// foreign reports whether the file system is not the one that lvmd made: it may
+// hold someone else's data.
 func foreign(v *lvmdv1.Volume, info filesystem.Info) bool {
 	return v.GetFsUuid() != "" && info.UUID != "" && !strings.EqualFold(v.GetFsUuid(), info.UUID)
 }
 
-// formatOptions are those that the volume's file system is to be made with.
 func formatOptions(v *lvmdv1.Volume) (filesystem.FormatOptions, error) {
 	use := useOf(v)
 	settings, err := filesystem.ParseSettings(use, v.GetFsSettings())
 	return filesystem.FormatOptions{Type: use.Type, UUID: v.GetFsUuid(), DAX: use.DAX, Profile: use.Profile, Settings: settings}, err
 }
 
-// reformat makes a scratch file system once more, empty. Its journal guarantees too little for
-// what it holds to be trusted, and its Pod does not miss it.
+// reformat discards the contents: after a crash they cannot be trusted, as the
+// journal guarantees too little, and the Pod does not need them.
 func (s *stager) reformat(v *lvmdv1.Volume, device string) error {
 	options, err := formatOptions(v)
 	if err != nil {

@@ -19,53 +19,48 @@ import (
 	"github.com/carve-csi/carve/pkg/quantity"
 )
 
-// maxNodeID is the CSI specification's bound for a node id, in bytes.
+// maxNodeID is the CSI specification's limit for a node id, in bytes.
 const maxNodeID = 256
 
-// Options configure a Node. All fields but
-// MaxVolumes, SmallestVolume, InlineVolumes, InlineMaxBytes, IOLimits and Registration are required.
+// Options configure a Node. All fields are required but MaxVolumes,
+// SmallestVolume, InlineVolumes, InlineMaxBytes, CheckMemory, IOLimits and
+// Registration.
 type Options struct {
-	// NodeName is the node's name in Kubernetes: the CSI node id, and the value
-	// of its topology key.
+	// NodeName is the node's name in Kubernetes, used as CSI node id and
+	// topology value.
 	NodeName string
-	// MaxVolumes is how many volumes the scheduler may place on the node; zero
+	// MaxVolumes limits the volumes that the scheduler places on the node. Zero
 	// means as many as the metadata of the volume groups could hold.
 	MaxVolumes int64
-	// SmallestVolume is the smallest size of a volume, in bytes, that Pods claim. Where no device
-	// class has space for one, the scheduler may place no more volumes on the node. Zero: what space
-	// there is does not count.
+	// SmallestVolume is the smallest size that Pods claim, in bytes. If no
+	// device class has space for it, the scheduler may place no more volumes on
+	// the node. Zero ignores free space.
 	SmallestVolume int64
-	// InlineVolumes lets Pods define volumes in their own specification. Those
-	// that exist are removed with their Pods in any case.
+	// InlineVolumes allows Pods to define volumes in their own specification.
+	// Existing ones are removed with their Pods in any case.
 	InlineVolumes bool
-	// InlineMaxBytes is the largest size that a Pod may ask for in its own
-	// specification; zero means no limit. Those that exist are not concerned.
+	// InlineMaxBytes is the largest size of new inline volumes; zero means no
+	// limit.
 	InlineMaxBytes int64
-	// CheckMemory is what the check of one file system may take, in bytes; zero means
-	// DefaultCheckMemory.
+	// CheckMemory limits the memory of one file system check, in bytes. Zero
+	// means DefaultCheckMemory.
 	CheckMemory int64
-	// IOLimits are the directories that are shared with the component that limits I/O.
-	IOLimits IOLimitDirs
-	// Registration has the kubelet ask again for what is not known yet. It is nil where nothing
-	// registers the plugin.
+	IOLimits    IOLimitDirs
+	// Registration makes the kubelet ask again once a missing answer is known.
+	// It is nil if the plugin is not registered.
 	Registration *Registration
 	// KubeletDir is the kubelet's root directory. Paths in requests must lie
 	// below it.
-	KubeletDir string
-	// LVMD is asked about volumes.
-	LVMD lvmdv1.LVMDClient
-	// Mounts is the kernel's mount table.
-	Mounts mount.Interface
-	// FileSystems does what needs a superblock or a tool.
+	KubeletDir  string
+	LVMD        lvmdv1.LVMDClient
+	Mounts      mount.Interface
 	FileSystems FileSystems
-	// LUKS opens and closes encrypted volumes whose keys are kept.
-	LUKS    luks.Interface
-	Metrics *Metrics
-	Log     *slog.Logger
+	LUKS        luks.Interface
+	Metrics     *Metrics
+	Log         *slog.Logger
 }
 
-// Node is the CSI node service. Its methods may be called concurrently. It holds what the
-// service is made of; New gives each part what it depends on.
+// Node is the CSI node service. Its methods may be called concurrently.
 type Node struct {
 	csi.UnimplementedNodeServer
 
@@ -85,9 +80,9 @@ type Node struct {
 	inline     *inline.Volumes
 }
 
-// New makes the node service. Work in the background ends when ctx is done: a repair or a
-// growing file system outlives the call that began it, as the kubelet waits for less time than
-// e2fsck may take, but not the plugin.
+// New returns the node service. Background work ends when ctx is done. Repairs
+// and file system growth outlive the call that started them, as e2fsck may take
+// longer than the kubelet waits, but not the plugin.
 func New(ctx context.Context, o Options) (*Node, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
@@ -115,7 +110,6 @@ func New(ctx context.Context, o Options) (*Node, error) {
 	return n, nil
 }
 
-// validate fails if an option is out of its range.
 func (o Options) validate() error {
 	switch {
 	case o.NodeName == "":
@@ -138,32 +132,34 @@ func (o Options) validate() error {
 	return nil
 }
 
-// MountDirs returns the directories of the kubelet below which volumes are mounted:
-// those of Pods, and that of staged and raw block volumes.
+// MountDirs returns the kubelet's directories that contain volume mounts: of
+// Pods, and of staged and raw block volumes.
 func (n *Node) MountDirs() []string { return n.kubelet.MountDirs() }
 
-// Sweep unmounts and closes, once, what a previous run left.
+// Sweep unmounts and closes leftovers of a previous run, once.
 func (n *Node) Sweep(ctx context.Context) { n.sweeper.sweepAll(ctx) }
 
 // SweepRepeatedly sweeps at once and every few minutes, until ctx is done.
 func (n *Node) SweepRepeatedly(ctx context.Context) { n.sweeper.run(ctx) }
 
-// CheckHealth looks at every volume once, and returns what is wrong; before is what was
-// wrong the last time.
+// CheckHealth checks every volume once and returns the conditions. before is
+// the previous result.
 func (n *Node) CheckHealth(ctx context.Context, before Conditions) Conditions {
 	return n.monitor.check(ctx, before)
 }
 
-// Monitor looks at the health of volumes until ctx is done.
+// Monitor checks the health of volumes until ctx is done.
 func (n *Node) Monitor(ctx context.Context) { n.monitor.run(ctx) }
 
-// RequestIOLimits keeps the component that limits I/O informed, until ctx is done.
+// RequestIOLimits keeps the I/O limit request current until ctx is done.
 func (n *Node) RequestIOLimits(ctx context.Context) { n.ioLimits.run(ctx) }
 
-// ReclaimInline removes, once, inline volumes that the kubelet has forgotten.
+// ReclaimInline removes inline volumes that the kubelet has forgotten, once.
+// before is the previous result.
 func (n *Node) ReclaimInline(ctx context.Context, before inline.Abandoned, now time.Time) inline.Abandoned {
 	return n.inline.ReclaimOnce(ctx, before, now)
 }
 
-// Reclaim removes inline volumes that the kubelet has forgotten, until ctx is done.
+// Reclaim removes inline volumes that the kubelet has forgotten, until ctx is
+// done.
 func (n *Node) Reclaim(ctx context.Context) { n.inline.Reclaim(ctx) }

@@ -16,16 +16,14 @@ import (
 	"github.com/carve-csi/carve/pkg/csisocket"
 )
 
-// maxMessage bounds what the kubelet can make the plugin read at once, in
-// bytes.
+// maxMessage bounds a message from the kubelet, in bytes.
 const maxMessage = 1 << 20
 
-// Plugin is the services and where they are to be reached.
+// Plugin serves CSI and registers with the kubelet.
 type Plugin struct {
-	// CSISocket is the unix socket of the Identity and Node services.
 	CSISocket string
-	// RegistrationDir is the directory that the kubelet watches for plugins.
-	// Empty: the plugin is not registered.
+	// RegistrationDir is the directory in which the kubelet looks for plugins.
+	// If empty, the plugin does not register.
 	RegistrationDir string
 
 	Identity     csi.IdentityServer
@@ -35,11 +33,11 @@ type Plugin struct {
 	Log          *slog.Logger
 }
 
-// Serve serves until ctx is done, then stops within a few seconds: the
+// Serve serves until ctx is done, then stops within a few seconds. It stops the
 // registration first, so that the kubelet sends nothing new, then CSI, where
-// calls under way may end. Both sockets are gone when it returns.
+// calls in flight may finish. Both sockets are removed when it returns.
 func (p Plugin) Serve(ctx context.Context) error {
-	// CSI listens before the kubelet can hear of it, and longer.
+	// CSI starts before the registration and stops after it.
 	listener, err := csisocket.Listen(ctx, p.CSISocket)
 	if err != nil {
 		return fmt.Errorf("CSI socket: %w", err)
@@ -64,9 +62,9 @@ func (p Plugin) Serve(ctx context.Context) error {
 	return group.Wait()
 }
 
-// Healthy fails unless the kubelet can still find the plugin: something may have
-// cleared the directories of its sockets, and only a new start brings them
-// back. Before Serve has begun to listen it is not healthy.
+// Healthy fails unless the kubelet can find the plugin's sockets. Their
+// directories may have been cleared, and only a restart restores them. It fails
+// until Serve listens.
 func (p Plugin) Healthy(context.Context) error {
 	sockets := []string{p.CSISocket}
 	if p.RegistrationDir != "" {
@@ -84,7 +82,6 @@ func (p Plugin) registrationSocket() string {
 	return filepath.Join(p.RegistrationDir, names.Driver+"-reg.sock")
 }
 
-// register serves the registration until ctx is done.
 func (p Plugin) register(ctx context.Context) error {
 	if p.RegistrationDir == "" {
 		<-ctx.Done()
@@ -98,8 +95,9 @@ func (p Plugin) register(ctx context.Context) error {
 	return nil
 }
 
-// registerOnce serves the registration until ctx is done, or the kubelet is to register the plugin
-// again, which it does when it finds another socket in the place of the one that it knew.
+// registerOnce serves the registration until ctx is done or Registration.Again
+// fires. The kubelet registers a plugin anew when it finds a different socket
+// at the same path.
 func (p Plugin) registerOnce(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()

@@ -119,8 +119,8 @@ func TestTheNumberOfVolumesIsAsConfiguredOrWhatTheGroupsCouldHold(t *testing.T) 
 	}
 }
 
-// TestTheNumberOfVolumesIsRegisteredOnceLvmdAnswers has the kubelet register the plugin while lvmd
-// does not answer. It registers it again when it finds another socket.
+// The kubelet registers the plugin while lvmd does not answer, and again when
+// it finds another socket.
 func TestTheNumberOfVolumesIsRegisteredOnceLvmdAnswers(t *testing.T) {
 	m := drivertest.NewFakeMachine(t)
 	m.LVMD.SetClasses(lvmdfake.Class{Name: "local", Groups: []*lvmdv1.ClassGroup{{VgName: "a", VgUuid: "uuid-a", MostVolumes: 1500}}})
@@ -148,7 +148,6 @@ func TestTheNumberOfVolumesIsRegisteredOnceLvmdAnswers(t *testing.T) {
 	if n := number(); n != 1500 {
 		t.Errorf("with lvmd there are to be at most %d volumes, want 1500", n)
 	}
-	// It is registered as before.
 	conn := must.Get(grpc.NewClient("unix:"+m.RegistrationSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.WaitForReady(true))))(t)
 	defer conn.Close()
@@ -159,14 +158,12 @@ func TestTheNumberOfVolumesIsRegisteredOnceLvmdAnswers(t *testing.T) {
 	}
 }
 
-// volumesOf returns how many volumes a node may have, as the kubelet is answered.
 func volumesOf(t *testing.T, p *drivertest.Plugin) int64 {
 	t.Helper()
 	return must.Get(p.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{}))(t).GetMaxVolumesPerNode()
 }
 
-// register does what the kubelet does to register a plugin, and returns the number of volumes that it
-// is answered. From then on it asks repeatedly.
+// register acts as a kubelet, which from then on asks repeatedly.
 func register(t *testing.T, p *drivertest.Plugin) int64 {
 	t.Helper()
 	must.Get(p.Registration.GetInfo(t.Context(), &registerapi.InfoRequest{}))(t)
@@ -188,7 +185,7 @@ func TestTheNumberOfVolumesOfAFullNodeIsThatOfTheClaimsThere(t *testing.T) {
 	for name, test := range map[string]struct {
 		configured     int64
 		classes        []lvmdfake.Class
-		claims, inline int // volumes of a unit in the class local
+		claims, inline int // volumes of one unit in the class local
 		want           int64
 	}{
 		"a node with space for the smallest volume is not full": {classes: []lvmdfake.Class{class("local", 5)}, claims: 3, want: 1000},
@@ -228,8 +225,8 @@ func TestTheNumberOfVolumesOfAFullNodeIsThatOfTheClaimsThere(t *testing.T) {
 	}
 }
 
-// TestTheNumberOfVolumesFollowsFreeSpaceOnlyWhileTheKubeletAsks: the number of a full node would else
-// stay in force when space is free again.
+// With a kubelet that asks only once, a full node's limit would stay in force
+// when space is free again.
 func TestTheNumberOfVolumesFollowsFreeSpaceOnlyWhileTheKubeletAsks(t *testing.T) {
 	const unit = lvmdfake.AllocationUnit
 	m := drivertest.NewFakeMachine(t)
@@ -262,7 +259,7 @@ func TestTheNumberOfVolumesFollowsFreeSpaceOnlyWhileTheKubeletAsks(t *testing.T)
 func TestSocketsLeftBehindAreReplaced(t *testing.T) {
 	m := drivertest.NewFakeMachine(t)
 	for _, path := range []string{m.CSISocket(), m.RegistrationSocket()} {
-		// A socket without a listener, as a killed process leaves it.
+		// A socket without a listener, as left by a killed process.
 		conn := must.Get(net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"}))(t)
 		conn.Close()
 	}

@@ -18,13 +18,14 @@ import (
 	"github.com/carve-csi/carve/pkg/driver/nofollow"
 )
 
-// NodePublishVolume binds the staged file system, or the device node of a raw
-// block volume, to the target path. An inline volume is made and mounted there.
+// NodePublishVolume binds the staged file system, or a raw block volume's
+// device node, to the target path. It creates and mounts an inline volume
+// there.
 //
-// For a raw block volume, read-only shows in the mount table but does not stop
-// a writer that opens the node there. The container's device cgroup does, which
-// the kubelet lets only read the device; that of a privileged container lets it
-// write to every device of its node.
+// A read-only raw block volume is read-only in the mount table, but a writer
+// can still open the node. The container's device cgroup stops it, as the
+// kubelet allows reading only. A privileged container may write to every device
+// of its node.
 func (n *Node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
 	id, staging, target := req.GetVolumeId(), req.GetStagingTargetPath(), req.GetTargetPath()
 	if err := checkVolumeID(id); err != nil {
@@ -77,7 +78,6 @@ func (n *Node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolume
 	return &csi.NodePublishVolumeResponse{}, nil
 }
 
-// publisher binds what is staged, and the nodes of raw block volumes, to target paths.
 type publisher struct {
 	mounts     mount.Interface
 	kubelet    kubelet.Dir
@@ -86,18 +86,15 @@ type publisher struct {
 	stager     *stager
 }
 
-// publication is what is to be bound where.
 type publication struct {
 	id, staging, target string
-	// source is the staging path or the device node, of device.
-	source string
-	device mount.Device
-	// node: source is a device node.
+	// source is the staging path, or a device node of device.
+	source              string
+	device              mount.Device
 	node                bool
 	readOnly, exclusive bool
 }
 
-// sourceNode finds what a raw block volume is published from.
 func (b *publisher) sourceNode(ctx context.Context, p *publication, want capability) error {
 	v, err := b.encryption.inUse(ctx, p.id)
 	if err != nil {
@@ -111,9 +108,9 @@ func (b *publisher) sourceNode(ctx context.Context, p *publication, want capabil
 	return err
 }
 
-// sourceMount finds what a file system is published from. lvmd is not asked:
-// the kubelet keeps one staging path per volume, and staging has checked what
-// is there. Only a file system that failed in the meantime is staged again.
+// sourceMount returns the staged mount as the source. It does not ask lvmd: the
+// kubelet keeps one staging path per volume, and staging checked it. Only a
+// file system that has failed since is staged again.
 func (b *publisher) sourceMount(ctx context.Context, p *publication, want capability) error {
 	at, err := b.stager.stagedState(p.id, p.staging, want)
 	if errors.Is(err, errFailed) {
@@ -180,7 +177,6 @@ func (b *publisher) publish(p publication) error {
 	return nil
 }
 
-// refuseSecond keeps a volume that one Pod has for itself from a second one.
 func (b *publisher) refuseSecond(p publication) error {
 	paths, err := b.devices.layersOf(p.device)
 	if err != nil {
@@ -195,8 +191,8 @@ func (b *publisher) refuseSecond(p publication) error {
 	return nil
 }
 
-// makeTarget makes what something can be bound to: an empty file for a device
-// node, else a directory. It reports whether it made it.
+// makeTarget reports whether it created the mount point: an empty file for a
+// device node, else a directory.
 func (b *publisher) makeTarget(path string, node bool) (made bool, err error) {
 	if node {
 		err = nofollow.Touch(string(b.kubelet), path, 0o600)
@@ -234,8 +230,7 @@ func kindOfFile(info fs.FileInfo) string {
 }
 
 // NodeUnpublishVolume unmounts the volume from the target path and removes the
-// path. Like NodeUnstageVolume it asks no other component, but for an inline volume, which
-// lvmd removes.
+// path. It needs no other component, except lvmd to remove an inline volume.
 func (n *Node) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
 	id, target := req.GetVolumeId(), req.GetTargetPath()
 	if err := checkVolumeID(id); err != nil {

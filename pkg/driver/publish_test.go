@@ -61,7 +61,6 @@ func TestPublishBindsOnce(t *testing.T) {
 	}
 }
 
-// wantGone checks that a path does not exist.
 func (f *kubelet) wantGone(path string) {
 	f.t.Helper()
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
@@ -231,7 +230,7 @@ func TestUnpublishKeepsWhatWasWrittenBesideTheVolume(t *testing.T) {
 	if message := found[v.GetId()][driver.ReasonUnmountFails]; !strings.Contains(message, "Pod pod ") || !strings.Contains(message, `"file"`) {
 		t.Errorf("the health of the volume is %q, want the Pod and the file named", found)
 	}
-	// By lvmd the controller learns of it, which writes the Event.
+	// The controller learns of it from lvmd and writes the Event.
 	if noted := f.listed()[0].GetFound(); len(noted) != 1 || noted[0].GetType() != driver.ReasonUnmountFails || noted[0].GetMessage() != found[v.GetId()][driver.ReasonUnmountFails] {
 		t.Errorf("noted is %v, found was %q", noted, found)
 	}

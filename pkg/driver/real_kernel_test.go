@@ -22,7 +22,6 @@ import (
 
 const mib = 1 << 20
 
-// real is a kubelet on a machine where everything is real.
 type real struct{ kubelet }
 
 func newReal(t testing.TB, disk, medium string) *real {
@@ -31,16 +30,14 @@ func newReal(t testing.TB, disk, medium string) *real {
 	return &real{kubelet{Plugin: m.Start(), t: t, machine: m, size: 320 * mib}}
 }
 
-// isEmpty reports whether lvmd says that all of the group is free.
 func (r *real) isEmpty() bool {
 	r.t.Helper()
 	answer := must.Get(r.machine.LVMD.ListClasses(r.ctx(), &lvmdv1.ListClassesRequest{}))(r.t)
 	return !slices.ContainsFunc(answer.GetClasses(), func(c *lvmdv1.DeviceClass) bool { return c.GetAvailableBytes() != c.GetTotalBytes() })
 }
 
-// shutDown makes the file system at a path forget what it has not written,
-// and fail from then on: as near to a power cut as a kernel gets that goes on
-// running.
+// shutDown makes a file system lose unwritten data and fail from then on: the
+// closest to a power cut on a running kernel.
 func (r *real) shutDown(path string) {
 	r.t.Helper()
 	const (
@@ -54,8 +51,8 @@ func (r *real) shutDown(path string) {
 	}
 }
 
-// swapTable gives the volume's device another device-mapper table and returns
-// the one it had, without letting anything be written in between.
+// swapTable replaces the volume's device-mapper table, with no write in
+// between, and returns the old one.
 func (r *real) swapTable(v *lvmdv1.Volume, table string) (before string) {
 	r.t.Helper()
 	name := dmName(v)
@@ -66,7 +63,6 @@ func (r *real) swapTable(v *lvmdv1.Volume, table string) (before string) {
 	return before
 }
 
-// kill makes every access to the logical volume fail until revive is called.
 func (r *real) kill(v *lvmdv1.Volume) (revive func()) {
 	r.t.Helper()
 	size := must.Get(r.machine.Mounts.NodeSize("/dev/mapper/" + dmName(v)))(r.t)
@@ -76,7 +72,6 @@ func (r *real) kill(v *lvmdv1.Volume) (revive func()) {
 
 func dmName(v *lvmdv1.Volume) string { return v.GetVgName() + "-" + v.GetId() }
 
-// write writes a file and makes sure that it is on the disk.
 func (r *real) write(path, content string) {
 	r.t.Helper()
 	f, err := os.Create(path)
@@ -96,7 +91,6 @@ func (r *real) wantFile(path, content string) {
 	}
 }
 
-// options returns those of the topmost layer at a path and its file system.
 func (r *real) options(path string) (layer, fileSystem []string) {
 	r.t.Helper()
 	points := must.Get(r.machine.Mounts.Below(r.machine.KubeletDir))(r.t)
@@ -116,7 +110,7 @@ func (r *real) delete(v *lvmdv1.Volume) {
 	}
 }
 
-// waitForSpace waits until deleted volumes are wiped and gone, and lvmd knows.
+// waitForSpace waits until lvmd has wiped deleted volumes.
 func (r *real) waitForSpace() {
 	r.t.Helper()
 	waittest.Until(r.t, "deleted volumes are gone", func() bool {
@@ -125,5 +119,4 @@ func (r *real) waitForSpace() {
 	})
 }
 
-// isErrno reports whether an error is that of the system.
 func isErrno(err error, want syscall.Errno) bool { return errors.Is(err, want) }

@@ -15,9 +15,8 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// forget is what becomes of a volume that the kubelet asks nothing for any more:
-// what is mounted is unmounted at the plugin's start, and when its Pod's
-// directory is gone and the grace has passed, it is removed.
+// forget lets the kubelet forget a volume: the plugin unmounts it at its start
+// and removes it when its Pod's directory is gone and the grace has passed.
 func (f *kubelet) forget(i inlineVolume) {
 	f.t.Helper()
 	if err := os.Remove(f.beside(f.inlineTarget(i))); err != nil && !os.IsNotExist(err) {
@@ -48,7 +47,7 @@ func TestReclaimingInlineVolumes(t *testing.T) {
 	later := begin.Add(inline.Grace)
 	tests := []struct {
 		name string
-		// meanwhile happens between two looks that are a grace apart.
+		// meanwhile runs between two checks a grace apart.
 		meanwhile func(*fixture, inlineVolume)
 		gone      bool
 		log       string
@@ -101,7 +100,7 @@ func TestReclaimingInlineVolumes(t *testing.T) {
 	}
 }
 
-// TestAnInlineVolumeWithoutAPodForAMomentIsNotReclaimed: the grace begins again.
+// The grace begins again.
 func TestAnInlineVolumeWithoutAPodForAMomentIsNotReclaimed(t *testing.T) {
 	f := newInline(t)
 	i := f.inline("pod", "")

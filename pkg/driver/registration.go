@@ -15,12 +15,12 @@ import (
 	"github.com/carve-csi/carve/api/names"
 )
 
-// csiVersions are the versions of CSI that the plugin speaks, as the kubelet
-// wants them reported: it asks for 1.x.
+// csiVersions are the CSI versions that the plugin supports. The kubelet wants
+// 1.x.
 var csiVersions = []string{"1.0.0"}
 
 // Registration answers the kubelet's plugin watcher, which finds its socket in
-// the registration directory, and remembers what became of it.
+// the registration directory, and records the outcome.
 type Registration struct {
 	registerapi.UnimplementedRegistrationServer
 
@@ -28,48 +28,45 @@ type Registration struct {
 	metrics  *Metrics
 	log      *slog.Logger
 
-	// again has the plugin registered once more.
 	again chan struct{}
 
 	mu    sync.Mutex
 	state error
-	// awaits says that a call of Again still asks known.
+	// awaits means that a call of Again still polls known.
 	awaits bool
-	// pause is the time before the next call of Again asks.
+	// pause precedes the first poll of the next call of Again.
 	pause wait.Backoff
-	// registers says that the kubelet registers the plugin at the moment, refreshes that it has asked
-	// for the node's information since, without that.
+	// registers is set while the kubelet registers the plugin. refreshes means
+	// that the kubelet has since asked for the node's information outside a
+	// registration.
 	registers, refreshes bool
 }
 
-// errNotYet is the state before the kubelet's first notification.
 var errNotYet = errors.New("the kubelet has not registered the plugin yet")
 
-// NewRegistration makes the registration of the plugin whose CSI socket the
-// kubelet sees at endpoint, a path on the host.
+// NewRegistration returns the registration of a plugin. endpoint is its CSI
+// socket as the kubelet sees it, a path on the host.
 func NewRegistration(endpoint string, metrics *Metrics, log *slog.Logger) *Registration {
 	return &Registration{endpoint: endpoint, metrics: metrics, log: log, again: make(chan struct{}, 1), state: errNotYet, pause: firstPause()}
 }
 
-// askPause is the time between calls of known in Again.
 const askPause = time.Second
 
-// maxAgainPause is about the longest time between registrations.
+// maxAgainPause is the longest time between registrations, roughly.
 const maxAgainPause = 5 * time.Minute
 
-// firstPause is the pause of the first call of Again, which grows with each further one.
 func firstPause() wait.Backoff {
 	return wait.Backoff{Duration: askPause, Factor: 2, Jitter: 0.1, Steps: math.MaxInt, Cap: maxAgainPause}
 }
 
-// Again has the kubelet register the plugin once more when known returns nil: what the kubelet
-// was answered is in force until the next registration. Again returns at once; calls before known
-// returned nil are one. It ends when ctx is done.
+// Again makes the kubelet register the plugin once more when known returns nil.
+// Until then the kubelet's previous answer stays in force. Again returns at
+// once and polls until ctx is done; calls while it polls have no effect.
 //
-// A kubelet removes a plugin before it registers it once more, and mounts nothing meanwhile. An lvmd that
-// answers here, but not when the kubelet asks, must not have the plugin removed again and again: each call
-// waits for longer than the one before, until Complete. A kubelet that asks by itself need not register the
-// plugin.
+// The kubelet first removes a plugin that it registers once more, and mounts
+// nothing in between. An lvmd that answers here but not to the kubelet must not
+// cause that continually, so the pause grows with each call until Complete. A
+// kubelet that asks by itself need not register again.
 func (r *Registration) Again(ctx context.Context, known func(context.Context) error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -100,16 +97,17 @@ func (r *Registration) Again(ctx context.Context, known func(context.Context) er
 	}()
 }
 
-// Complete notes that the kubelet was answered all that it is to know: the next call of Again waits
-// as the first one did.
+// Complete means that the kubelet has a complete answer. It resets the pause of
+// Again.
 func (r *Registration) Complete() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.pause = firstPause()
 }
 
-// Refreshes notes that the kubelet asks for the node's information, and reports whether it does so
-// without registering the plugin. Such a kubelet asks again and again.
+// Refreshes records that the kubelet asks for the node's information, and
+// reports whether it asks outside a registration. Such a kubelet asks
+// repeatedly.
 func (r *Registration) Refreshes() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -117,15 +115,15 @@ func (r *Registration) Refreshes() bool {
 	return r.refreshes
 }
 
-// Registered returns nil when the kubelet has registered the plugin, else why it
-// has not.
+// Registered returns nil if the kubelet has registered the plugin, or the
+// reason why not.
 func (r *Registration) Registered() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.state
 }
 
-// GetInfo reports to the kubelet which plugin is there, with which a registration begins.
+// GetInfo describes the plugin. A registration begins with it.
 func (r *Registration) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -135,8 +133,8 @@ func (r *Registration) GetInfo(context.Context, *registerapi.InfoRequest) (*regi
 	}, nil
 }
 
-// NotifyRegistrationStatus is how the kubelet reports the outcome. After a
-// failure it tries again by itself.
+// NotifyRegistrationStatus receives the outcome. The kubelet retries after a
+// failure.
 func (r *Registration) NotifyRegistrationStatus(_ context.Context, s *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

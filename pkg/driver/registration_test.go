@@ -18,7 +18,8 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// alternating is an lvmd that answers what Again asks, and, unless it is well, not what the kubelet does.
+// alternating is an lvmd that answers the polls of Again, but the kubelet's
+// only if well.
 type alternating struct {
 	lvmdv1.LVMDClient
 	well, fails bool
@@ -75,7 +76,6 @@ func TestRegistrationsOfAPluginWhoseLvmdDoesNotAnswerGrowRare(t *testing.T) {
 	})
 }
 
-// dead is an lvmd that does not answer until it is up.
 type dead struct {
 	lvmdv1.LVMDClient
 	up atomic.Bool

@@ -12,8 +12,8 @@ import (
 	"github.com/carve-csi/carve/pkg/filesystem"
 )
 
-// volumeIDs are wider than what lvmd mints, so that an unknown volume is
-// answered with NotFound and only what could do harm with InvalidArgument.
+// volumeIDs accepts more than lvmd generates: an unknown volume gets NotFound,
+// and only a harmful id InvalidArgument.
 var volumeIDs = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
 
 func checkVolumeID(id string) error {
@@ -26,16 +26,14 @@ func checkVolumeID(id string) error {
 	return nil
 }
 
-// capability is a checked CSI volume capability.
 type capability struct {
 	block bool
-	// readOnly: no Pod writes, by access mode or by mount option.
+	// readOnly means that no Pod writes, by access mode or mount option.
 	readOnly bool
-	// exclusive: one target path at a time.
+	// exclusive allows one target path at a time.
 	exclusive bool
-	// fsType is empty when any will do.
-	fsType string
-	flags  []string
+	fsType    string
+	flags     []string
 }
 
 func checkCapability(c *csi.VolumeCapability) (capability, error) {
@@ -75,7 +73,6 @@ func checkCapability(c *csi.VolumeCapability) (capability, error) {
 	return k, nil
 }
 
-// readOnlyFlags reports whether mount flags mount read-only; the last one counts.
 func readOnlyFlags(flags []string) bool {
 	for _, o := range slices.Backward(filesystem.SplitOptions(strings.Join(flags, ","))) {
 		if o == "ro" || o == "rw" {
@@ -85,7 +82,6 @@ func readOnlyFlags(flags []string) bool {
 	return false
 }
 
-// fits checks the capability against the volume.
 func (k capability) fits(v *lvmdv1.Volume) error {
 	const field = "volume_capability"
 	block := v.GetMode() == lvmdv1.VolumeMode_VOLUME_MODE_BLOCK

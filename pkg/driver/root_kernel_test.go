@@ -19,7 +19,6 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// owned makes a volume whose root directory is to belong to an application.
 func (r *real) owned(name, fsType string, changes ...func(*lvmdv1.CreateVolumeRequest)) *lvmdv1.Volume {
 	r.t.Helper()
 	request := &lvmdv1.CreateVolumeRequest{Name: name, RequiredBytes: r.size, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM, FsType: fsType,
@@ -30,14 +29,13 @@ func (r *real) owned(name, fsType string, changes ...func(*lvmdv1.CreateVolumeRe
 	return must.Get(r.machine.LVMD.CreateVolume(r.ctx(), request))(r.t).GetVolume()
 }
 
-// byHand does something to a volume's root directory before the plugin has it.
 func (r *real) byHand(v *lvmdv1.Volume, do func(root string) error) {
 	r.t.Helper()
 	must.Succeed(r.t, r.machine.Mounts.Mount(mount.Source{Node: v.GetDevicePath()}, r.staging(v), v.GetFsType(), nil))
 	must.Succeed(r.t, errors.Join(do(r.staging(v)), r.machine.Mounts.Unmount(r.staging(v))))
 }
 
-// givenAway is what a run leaves that is killed before the mark.
+// givenAway is the state left by a run killed before the mark.
 func givenAway(root string) error {
 	return errors.Join(unix.Chmod(root, 0o3770), unix.Chown(root, 1000, 2000))
 }
@@ -53,8 +51,8 @@ func (r *real) wantRoot(path, want string) {
 	}
 }
 
-// TestRealRootDirectory sets the owner and the mode of a new file system's root directory. What its
-// user makes of it stays.
+// TestRealRootDirectory sets owner and mode of a new file system's root
+// directory. Later changes by its user stay.
 func TestRealRootDirectory(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
 	access := filesystemAccess(writer)
@@ -68,7 +66,7 @@ func TestRealRootDirectory(t *testing.T) {
 				must.Succeed(t, r.publish(v, "one", access, false))
 				r.wantRoot(r.target(v, "one"), asked)
 			}
-			// The user makes it as it was.
+			// The user restores the default.
 			must.Succeed(t, errors.Join(os.Chown(r.target(v, "one"), 0, 0), os.Chmod(r.target(v, "one"), 0o755)))
 			must.Succeed(t, r.stage(v, access))
 			r.wantRoot(r.target(v, "one"), "0:0 0755")
@@ -81,8 +79,9 @@ func TestRealRootDirectory(t *testing.T) {
 	}
 }
 
-// TestRealRootDirectoryOfAKilledRun leaves a root directory as a run of the plugin does that is killed
-// at each place, with the file system mounted or, after a crash of the node, not.
+// TestRealRootDirectoryOfAKilledRun leaves a root directory as a run killed at
+// each point does, with the file system mounted or, after a crash of the node,
+// not.
 func TestRealRootDirectoryOfAKilledRun(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
 	r.size = 64 * mib
@@ -108,8 +107,7 @@ func TestRealRootDirectoryOfAKilledRun(t *testing.T) {
 	}
 }
 
-// TestRealRootDirectoryOfARunThatFailed has a plugin set the mode of a root directory, which may not
-// set its owner.
+// The plugin may set a root directory's mode but not its owner.
 func TestRealRootDirectoryOfARunThatFailed(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
 	v := r.owned("a", "ext4")
@@ -122,8 +120,7 @@ func TestRealRootDirectoryOfARunThatFailed(t *testing.T) {
 	must.Succeed(t, r.unstage(v))
 }
 
-// TestRealRootDirectoriesOfOtherVolumes has volumes that are not made by lvmd's mkfs alone, or not
-// used as most are.
+// Volumes not made by mkfs in lvmd alone, or used in unusual ways.
 func TestRealRootDirectoriesOfOtherVolumes(t *testing.T) {
 	r := newRealInline(t, "/dev/vdb", "disk")
 	r.size = 64 * mib

@@ -1,6 +1,6 @@
 //go:build !kernel
 
-// Ginkgo runs one suite in a process: with the kernel it is that of TestRealSanity.
+// Ginkgo runs one suite per process: with the kernel that is TestRealSanity's.
 
 package driver_test
 

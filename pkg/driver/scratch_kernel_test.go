@@ -19,8 +19,8 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// TestRealScratch crashes a scratch volume: what was not unmounted cleanly
-// comes back empty, with the settings that it was made with.
+// TestRealScratch crashes a scratch volume: if not unmounted cleanly, it comes
+// back empty, with the same settings.
 func TestRealScratch(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
 	r.size = 64 * mib
@@ -37,7 +37,7 @@ func TestRealScratch(t *testing.T) {
 
 	must.Succeed(r.t, r.stage(v, access))
 	r.wantFile(filepath.Join(r.staging(v), "file"), "content")
-	// As a power cut: what the end of the mount would write does not get there.
+	// Like a power cut: writes of the unmount do not reach the disk.
 	revive := r.kill(v)
 	must.Succeed(r.t, r.unstage(v))
 	revive()
@@ -58,8 +58,8 @@ func TestRealScratch(t *testing.T) {
 	must.Succeed(r.t, r.unstage(v))
 }
 
-// TestRealScratchOfBefore mounts a scratch volume as earlier versions of the program made
-// it: without a journal. Not unmounted cleanly, it is reformatted with one.
+// TestRealScratchOfBefore mounts a scratch volume as earlier versions made it,
+// without a journal. Unless unmounted cleanly it is reformatted with one.
 func TestRealScratchOfBefore(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
 	r.size = 64 * mib
@@ -85,8 +85,8 @@ func TestRealScratchOfBefore(t *testing.T) {
 	must.Succeed(r.t, r.unstage(v))
 }
 
-// TestRealStraySignatures leaves the superblocks of three file systems of an
-// earlier use of the disk where volumes come to lie.
+// TestRealStraySignatures leaves superblocks of three older file systems on the
+// disk where volumes will lie.
 func TestRealStraySignatures(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
 	const foreign = "01234567-89ab-cdef-0123-456789abcdef"
@@ -106,21 +106,22 @@ func TestRealStraySignatures(t *testing.T) {
 	}
 	disk := must.Get(os.OpenFile("/dev/vdb", os.O_WRONLY|os.O_SYNC, 0))(r.t)
 	for i := range filesystem.Types() {
-		// The group's data begin at 2 MiB, and volumes will lie one after the other.
+		// The group's data begins at 2 MiB, and volumes will follow one
+		// another.
 		must.Get(disk.WriteAt(stray, 2*mib+int64(i)*r.size))(r.t)
 	}
 	must.Succeed(r.t, disk.Close())
 	for _, fsType := range filesystem.Types() {
 		v := r.volume(string(fsType), string(fsType))
 		r.deleteLater(v)
-		// All signatures that there are: what was left of the others would show.
+		// wipefs lists all signatures, so leftovers would show.
 		out := drivertest.ByHand(t, "wipefs", "--noheadings", "--output", "TYPE,UUID", v.GetDevicePath())
 		if got := strings.Fields(out); len(got) != 2 || got[0] != string(fsType) || got[1] != v.GetFsUuid() {
 			t.Errorf("%s carries %q", fsType, out)
 		}
 		must.Succeed(r.t, r.stage(v, filesystemAccess(writer)))
 		must.Succeed(r.t, r.unstage(v))
-		// Foreign from then on: not mounted, not formatted.
+		// A foreign UUID: neither mounted nor formatted.
 		must.Succeed(r.t, filesystem.Format(t.Context(), v.GetDevicePath(), filesystem.FormatOptions{Type: fsType, UUID: foreign}))
 		wantError(t, r.stage(v, filesystemAccess(writer)), codes.FailedPrecondition, "not its own, UUID "+foreign)
 		if info, err := filesystem.Probe(v.GetDevicePath()); err != nil || info.UUID != foreign {
@@ -130,7 +131,7 @@ func TestRealStraySignatures(t *testing.T) {
 }
 
 // TestRealClonedBtrfs mounts a clone beside its source, which the kernel
-// refuses to two file systems of one UUID.
+// refuses while they share a UUID.
 func TestRealClonedBtrfs(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
 	r.size = 256 * mib
@@ -139,7 +140,7 @@ func TestRealClonedBtrfs(t *testing.T) {
 	must.Succeed(r.t, r.stage(v, access))
 	r.write(filepath.Join(r.staging(v), "file"), "content")
 	must.Succeed(r.t, r.unstage(v))
-	// Larger than its source, so that it has to be grown.
+	// Larger than its source, so it must grow.
 	clone := must.Get(r.machine.LVMD.CreateVolume(r.ctx(), &lvmdv1.CreateVolumeRequest{
 		Name: "clone", RequiredBytes: v.GetSizeBytes() + 64*mib, Mode: v.GetMode(), FsType: "btrfs",
 		Source: &lvmdv1.VolumeSource{VolumeId: v.GetId()},

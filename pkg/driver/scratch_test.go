@@ -15,7 +15,6 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// scratch makes a volume of that profile.
 func (f *kubelet) scratch(name string) *lvmdv1.Volume {
 	f.t.Helper()
 	got := must.Get(f.machine.LVMD.CreateVolume(context.Background(), &lvmdv1.CreateVolumeRequest{
@@ -46,7 +45,7 @@ func TestScratchFileSystems(t *testing.T) {
 			t.Errorf("options %q", got)
 		}
 		must.Succeed(f.t, f.unstage(v))
-		// Reformatted, they have one.
+		// Reformatting adds a journal.
 		old.NeedsCheck = true
 		f.fileSystems.Set(v.GetDevicePath(), old)
 		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))

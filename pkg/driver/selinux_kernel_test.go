@@ -14,7 +14,8 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// Labels of two containers and of their files, as a container runtime chooses them.
+// Labels of two containers and their files, as a container runtime chooses
+// them.
 const (
 	oneContainer     = "system_u:system_r:container_t:s0:c1,c2"
 	oneLabel         = "system_u:object_r:container_file_t:s0:c1,c2"
@@ -22,16 +23,15 @@ const (
 	anotherLabel     = "system_u:object_r:container_file_t:s0:c3,c4"
 )
 
-// inContainer runs a shell script as a container that has the label.
 func inContainer(t *testing.T, label, script string) (string, error) {
 	t.Helper()
 	output, err := exec.CommandContext(t.Context(), "runcon", label, "sh", "-c", script).CombinedOutput()
 	return strings.TrimSpace(string(output)), err
 }
 
-// TestRealSELinuxKeepsContainersApart mounts volumes as the kubelet asks for it where
-// SELinux is in force and the driver says seLinuxMount: all files have the Pod's label at
-// once, and containers with other categories reach none of them.
+// TestRealSELinuxKeepsContainersApart mounts volumes as the kubelet does with
+// SELinux enforcing and seLinuxMount in the CSIDriver: all files have the Pod's
+// label at once, and containers with other categories cannot reach them.
 func TestRealSELinuxKeepsContainersApart(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
 	labelled := filesystemAccess(writer, `context="`+oneLabel+`"`)
@@ -52,7 +52,7 @@ func TestRealSELinuxKeepsContainersApart(t *testing.T) {
 				t.Errorf("the Pod's container writes to its volume: %v: %s", err, output)
 			}
 
-			// A second Pod of the same label on the same node.
+			// A second Pod with the same label.
 			must.Succeed(r.t, r.publish(v, "two", labelled, false))
 			if got, err := inContainer(t, oneContainer, "cat "+second+"/file"); err != nil || got != "kept" {
 				t.Errorf("a second container of the label reads the file: got %q, %v, want %q", got, err, "kept")
@@ -65,7 +65,8 @@ func TestRealSELinuxKeepsContainersApart(t *testing.T) {
 				t.Errorf("a container of other categories writes to the file: got %q, want it to be denied", got)
 			}
 
-			// A Pod of another label cannot have the volume while it is mounted.
+			// A Pod with another label cannot have the volume while it is
+			// mounted.
 			wantError(t, r.stage(v, filesystemAccess(writer, `context="`+anotherLabel+`"`)), codes.AlreadyExists, anotherLabel)
 			wantError(t, r.stage(v, filesystemAccess(writer)), codes.AlreadyExists, oneLabel)
 
@@ -73,7 +74,7 @@ func TestRealSELinuxKeepsContainersApart(t *testing.T) {
 			must.Succeed(r.t, r.unpublish(v, "one"))
 			must.Succeed(r.t, r.unstage(v))
 
-			// The label was the mount's, not the files'.
+			// The label belonged to the mount, not to the files.
 			must.Succeed(r.t, r.stage(v, filesystemAccess(writer, `context="`+anotherLabel+`"`)))
 			if got, err := inContainer(t, anotherContainer, "cat "+filepath.Join(r.staging(v), "file")); err != nil || got != "kept" {
 				t.Errorf("a container of the second label reads the file later: got %q, %v, want %q", got, err, "kept")

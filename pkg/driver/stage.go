@@ -21,9 +21,9 @@ import (
 )
 
 // NodeStageVolume mounts the volume's file system at the staging path, after a
-// check if its last user left it in need of one. A raw block volume has
-// nothing to stage; its device is only looked at. Before either, a volume that is
-// encrypted with a key from the request's secrets is opened.
+// check if its superblock asks for one. It first opens a LUKS volume with the
+// key from the request's secrets. For a raw block volume it only verifies the
+// device.
 func (n *Node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
 	id, path := req.GetVolumeId(), req.GetStagingTargetPath()
 	if err := checkVolumeID(id); err != nil {
@@ -57,8 +57,8 @@ func (n *Node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequ
 	return &csi.NodeStageVolumeResponse{}, nil
 }
 
-// elsewhere adds to the error of a volume that was not found here where it is. The kubelet does
-// not look at the node of a PersistentVolume that has no nodeAffinity.
+// elsewhere adds the volume's node to a NotFound error. The kubelet does not
+// verify the node of a PersistentVolume without nodeAffinity.
 func (n *Node) elsewhere(err error, req *csi.NodeStageVolumeRequest) error {
 	on := req.GetVolumeContext()[names.ContextNode]
 	if csierror.CodeOf(err) != codes.NotFound || on == "" || on == n.info.name {
@@ -67,7 +67,6 @@ func (n *Node) elsewhere(err error, req *csi.NodeStageVolumeRequest) error {
 	return csierror.New(codes.NotFound, fmt.Errorf("volume %s is on node %s, this node is %s", req.GetVolumeId(), on, n.info.name))
 }
 
-// stageVolume opens the volume, if it is encrypted with a kept key, and stages it.
 func (n *Node) stageVolume(v *lvmdv1.Volume, path string, want capability, secrets map[string]string) (err error) {
 	key, err := keyOf(v, secrets)
 	if err != nil {
@@ -92,7 +91,7 @@ func (n *Node) stageVolume(v *lvmdv1.Volume, path string, want capability, secre
 	return n.stager.stage(v, device, path, want)
 }
 
-// stager mounts file systems, once their devices are known to be the right ones.
+// stager mounts file systems. Its callers have verified the devices.
 type stager struct {
 	background  context.Context
 	mounts      mount.Interface
@@ -104,8 +103,6 @@ type stager struct {
 	log         *slog.Logger
 }
 
-// stage mounts a volume's file system at a path, unless it is mounted there as it was asked
-// for.
 func (s *stager) stage(v *lvmdv1.Volume, device, path string, want capability) error {
 	options, err := filesystem.MountOptions(useOf(v), want.flags)
 	if err != nil {
@@ -122,8 +119,8 @@ func (s *stager) stage(v *lvmdv1.Volume, device, path string, want capability) e
 	return s.mount(v, device, path, options)
 }
 
-// reuse reports whether the file system is mounted at the path as it was asked for. One that
-// failed is unmounted, to be mounted again.
+// reuse reports whether the file system is mounted at path as requested. It
+// unmounts a failed one.
 func (s *stager) reuse(v *lvmdv1.Volume, device, path string, want capability, options []string) (bool, error) {
 	at, err := s.stagedState(v.GetId(), path, want)
 	if errors.Is(err, errFailed) {
@@ -149,7 +146,6 @@ func (s *stager) reuse(v *lvmdv1.Volume, device, path string, want capability, o
 	return err == nil, err
 }
 
-// mount mounts the volume's file system at a path, once it has no need of a repair.
 func (s *stager) mount(v *lvmdv1.Volume, device, path string, options []string) error {
 	if info, err := os.Lstat(path); err != nil {
 		return fmt.Errorf("staging_target_path: %w", err)
@@ -161,7 +157,8 @@ func (s *stager) mount(v *lvmdv1.Volume, device, path string, options []string) 
 		return err
 	}
 	options = append(useOf(v).JournalOptions(info), options...)
-	// What the kernel does not have yet is not frozen. To find out takes a look at all the node's mounts.
+	// A file system new to the kernel cannot be frozen. Finding out reads all
+	// mounts of the node.
 	inUse, err := s.mounts.InUse(deviceOf(v))
 	if err != nil {
 		return fmt.Errorf("volume %s: %w", v.GetId(), err)
@@ -182,9 +179,9 @@ func (s *stager) mount(v *lvmdv1.Volume, device, path string, options []string) 
 	return nil
 }
 
-// refused is the error of a mount that the kernel refused. It is a failed precondition when the
-// file system is mounted elsewhere and failed there, or is read-only there: the volume is free
-// when that mount ends.
+// refused returns the error of a failed mount. It is FailedPrecondition if the
+// file system failed, or is read-only, in a mount elsewhere, and so blocked
+// until that mount ends.
 func (s *stager) refused(v *lvmdv1.Volume, err error) error {
 	with := s.devices.withHolders(err, deviceOf(v))
 	failed := errors.Is(err, syscall.EIO) || errors.Is(err, syscall.EBUSY) || errors.Is(err, syscall.EROFS)
@@ -194,8 +191,6 @@ func (s *stager) refused(v *lvmdv1.Volume, err error) error {
 	return with
 }
 
-// explain says where to look for the reason why the kernel refuses a mount, unless the kernel
-// has given it.
 func explain(err error) error {
 	var refused *mount.KernelError
 	if explained := errors.As(err, &refused) && len(refused.Messages) > 0; explained || !errors.Is(err, syscall.EINVAL) {
@@ -204,8 +199,9 @@ func explain(err error) error {
 	return fmt.Errorf("%w: the node's kernel log says why", err)
 }
 
-// complete does what a mounted file system needs before a Pod gets it. The run that
-// mounted it may have been killed before that. It is not frozen: it would hang with the first write.
+// complete finishes a mount before a Pod gets it; the run that mounted it may
+// have been killed before that. The file system must not be frozen, or the
+// first write hangs.
 func (s *stager) complete(v *lvmdv1.Volume, device, path string, options []string) error {
 	if slices.ContainsFunc(options, isDAX) {
 		if err := s.verifyDAX(v, path); err != nil {
@@ -218,8 +214,6 @@ func (s *stager) complete(v *lvmdv1.Volume, device, path string, options []strin
 	return s.growToVolume(v, device, path, options)
 }
 
-// setRoot gives the root directory of a new file system the owner and the mode that were asked
-// for. That of a clone is its source's.
 func (s *stager) setRoot(v *lvmdv1.Volume, path string) error {
 	owner, mode := v.GetFsSettings()[filesystem.SettingRootOwner], v.GetFsSettings()[filesystem.SettingRootMode]
 	if owner == "" && mode == "" || v.GetSource() != nil {
@@ -231,11 +225,10 @@ func (s *stager) setRoot(v *lvmdv1.Volume, path string) error {
 	return nil
 }
 
-// errFailed marks a staged file system that has to be unmounted, checked and
-// mounted before anyone can use it.
+// errFailed marks a staged file system that must be unmounted, checked and
+// mounted before use.
 var errFailed = errors.New("its file system failed")
 
-// stagedState returns what is at the staging path, or errFailed.
 func (s *stager) stagedState(id, staging string, want capability) (mount.State, error) {
 	at, err := s.mounts.At(staging)
 	switch {
@@ -253,8 +246,6 @@ func (s *stager) stagedState(id, staging string, want capability) (mount.State, 
 	return at, err
 }
 
-// unmountFailed unmounts a file system that failed from its staging path, unless
-// something uses it.
 func (s *stager) unmountFailed(v *lvmdv1.Volume, staging string, why error) error {
 	paths, err := s.devices.layersOf(deviceOf(v))
 	if err != nil {
@@ -271,12 +262,11 @@ func (s *stager) unmountFailed(v *lvmdv1.Volume, staging string, why error) erro
 	if err := s.unmounter.unmount(v.GetId(), staging); err != nil {
 		return s.devices.withHolders(fmt.Errorf("volume %s: %w", v.GetId(), err), deviceOf(v))
 	}
-	// Mounted again, it would still be the file system that failed.
+	// Mounting it again would show the file system that failed.
 	return s.devices.refuseHeld(v)
 }
 
-// staged fails unless what is at the staging path already is what was asked
-// for.
+// staged fails unless the staging path has the requested mount.
 func staged(v *lvmdv1.Volume, path string, at mount.State, readOnly bool) error {
 	switch {
 	case at.Node || at.Device != deviceOf(v):
@@ -289,11 +279,10 @@ func staged(v *lvmdv1.Volume, path string, at mount.State, readOnly bool) error 
 	return nil
 }
 
-// errNoDAX marks a staged file system that no Pod gets.
 var errNoDAX = errors.New("the kernel mounted it without DAX: see the node's kernel log")
 
-// sameContext refuses a volume whose files have another SELinux context than was
-// asked for: it belongs to the file system as long as that is mounted anywhere.
+// sameContext rejects a volume mounted with another SELinux context: the file
+// system keeps it while mounted anywhere.
 func (s *stager) sameContext(v *lvmdv1.Volume, path string, options []string) error {
 	has, err := s.devices.fsOptions(path)
 	if err != nil {
@@ -306,8 +295,8 @@ func (s *stager) sameContext(v *lvmdv1.Volume, path string, options []string) er
 	return nil
 }
 
-// verifyDAX asks the kernel: xfs mounts without DAX, where it cannot be had,
-// and says so only in the log.
+// verifyDAX asks the kernel: xfs mounts without DAX if unavailable, and reports
+// that only in the log.
 func (s *stager) verifyDAX(v *lvmdv1.Volume, path string) error {
 	has, err := s.devices.fsOptions(path)
 	if err != nil || slices.ContainsFunc(has, isDAX) {
@@ -319,9 +308,9 @@ func (s *stager) verifyDAX(v *lvmdv1.Volume, path string) error {
 
 func isDAX(option string) bool { return option == "dax=always" || option == "dax" }
 
-// NodeUnstageVolume unmounts the volume's file system from the staging path, and
-// closes the mapping of an encrypted volume. It asks no other component: lvmd may be
-// down, the volume gone and its device dead.
+// NodeUnstageVolume unmounts the file system from the staging path and closes a
+// LUKS volume's mapping. It needs no other component: lvmd may be down, the
+// volume gone and its device dead.
 func (n *Node) NodeUnstageVolume(_ context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
 	id, path := req.GetVolumeId(), req.GetStagingTargetPath()
 	if err := checkVolumeID(id); err != nil {

@@ -54,7 +54,6 @@ func TestStageMountsOnce(t *testing.T) {
 	}
 }
 
-// thawing counts how often a file system is thawed.
 type thawing struct {
 	mount.Interface
 	times atomic.Int64
@@ -65,7 +64,7 @@ func (m *thawing) Thaw(path string) (bool, error) {
 	return m.Interface.Thaw(path)
 }
 
-// To thaw a file system takes looks at all mounts of the node, of which there may be thousands.
+// A thaw reads all mounts of the node, perhaps thousands.
 func TestStageThawsWhatTheKernelHasAlready(t *testing.T) {
 	machine := drivertest.NewFakeMachine(t)
 	mounts := &thawing{Interface: machine.Mounts}
@@ -212,9 +211,8 @@ func TestStageFindsTheDeviceBehindAStaleNode(t *testing.T) {
 	f.wantAt(f.staging(v), mount.State{Mounted: true, Device: deviceOf(v)})
 }
 
-// TestADeviceThatIsAnotherVolumesIsNotUsed has the kernel give a volume's number to
-// another one, as when both devices are removed and made again,
-// while lvmd still reports the old one.
+// The kernel has given the volume's device number to another volume, as when
+// both devices are removed and recreated, while lvmd still reports the old one.
 func TestADeviceThatIsAnotherVolumesIsNotUsed(t *testing.T) {
 	for _, kind := range []string{"raw block", "file system", "ephemeral", "luks"} {
 		t.Run(kind, func(t *testing.T) {
@@ -306,7 +304,7 @@ func TestALongCheckDelaysNoOtherVolume(t *testing.T) {
 			return context.Cause(ctx)
 		}
 	}
-	// The kubelet gives up waiting; the check goes on.
+	// The kubelet stops waiting; the check continues.
 	impatient, giveUp := context.WithCancel(f.ctx())
 	first := make(chan error, 1)
 	go func() {
@@ -355,7 +353,7 @@ func TestStageWaitsForALVMDThatRestarts(t *testing.T) {
 	f := newFixture(t)
 	v := f.volume("a", "ext4")
 	f.machine.StopLVMD()
-	// What dials meanwhile is the stage, which asks for the volume.
+	// Only the stage dials now, to ask for the volume.
 	stopped := must.Get(net.Listen("unix", f.machine.LVMDSocket()))(t)
 	staged := make(chan error, 1)
 	go func() { staged <- f.stage(v, filesystemAccess(writer)) }()
@@ -379,7 +377,7 @@ func TestAStageOnTheWrongNodeNamesTheRightOne(t *testing.T) {
 	wantError(t, stage(away, drivertest.NodeName), codes.NotFound, "no volume")
 	wantError(t, stage(away, ""), codes.NotFound, "no volume")
 	f.wantLayers(0)
-	// A node may have been renamed: what is here is here.
+	// The node may have been renamed: a volume found here is here.
 	must.Succeed(t, stage(v.GetId(), "node-b"))
 	f.wantLayers(1)
 }
@@ -451,7 +449,7 @@ func TestDAXVolumes(t *testing.T) {
 		f.mounts.DropOption("dax=always")
 		wantError(t, f.stage(v, filesystemAccess(writer)), codes.FailedPrecondition, "without DAX")
 		f.wantLayers(0)
-		// No Pod loses what it uses, and no other Pod gets it.
+		// Pods keep what they use, but no new Pod gets it.
 		leave()
 		must.Succeed(f.t, f.mounts.Bind(f.staging(v), f.machine.MakeDir("elsewhere"), false))
 		wantError(t, f.stage(v, filesystemAccess(writer)), codes.FailedPrecondition, "without DAX")
@@ -461,7 +459,7 @@ func TestDAXVolumes(t *testing.T) {
 
 func TestStageWithAnSELinuxContext(t *testing.T) {
 	label := func(categories string) *csi.VolumeCapability {
-		// As the kubelet adds it, after the options of the PersistentVolume.
+		// The kubelet adds it after the PersistentVolume's options.
 		return filesystemAccess(writer, "noatime", `context="system_u:object_r:container_file_t:s0:`+categories+`"`)
 	}
 	f := newFixture(t)
@@ -512,14 +510,15 @@ func TestStageQuotesTheKernel(t *testing.T) {
 func TestStageIsOfTheVolumesDeviceOnly(t *testing.T) {
 	f := newFixture(t)
 	v := f.volume("a", "ext4")
-	// The node is of another device by the time that it is mounted.
+	// The node belongs to another device when it is mounted.
 	swapped := mount.Device{Major: 253, Minor: 250}
 	f.fileSystems.Probing = func(device string) { f.mounts.AddNode(device, swapped, gib) }
 	wantError(t, f.stage(v, filesystemAccess(writer)), codes.Internal, mount.ErrUnverified.Error())
 	f.wantLayers(0)
 }
 
-// TestAVolumeIsKeptBeforeAPodGetsIt: without that, it would be removed where its claim and its PersistentVolume are gone.
+// Otherwise lvmd would remove the volume once its claim and PersistentVolume
+// are gone.
 func TestAVolumeIsKeptBeforeAPodGetsIt(t *testing.T) {
 	for _, fsType := range []string{"ext4", ""} {
 		f := newFixture(t)

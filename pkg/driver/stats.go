@@ -7,9 +7,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// NodeGetVolumeStats returns how full the file system at a path is, in bytes and
-// inodes, or how large the raw block volume is that is published there. It
-// asks the kernel only, once.
+// NodeGetVolumeStats returns usage in bytes and inodes of a file system, or the
+// size of a published raw block volume. It asks only the kernel.
 func (n *Node) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	if err := checkVolumeID(req.GetVolumeId()); err != nil {
 		return nil, err
@@ -31,7 +30,7 @@ func (n *Node) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeStats
 		return nil, fmt.Errorf("volume %s: %w", req.GetVolumeId(), err)
 	}
 	usage := []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: u.TotalBytes, Available: u.AvailableBytes, Used: u.UsedBytes}}
-	if u.TotalInodes > 0 { // btrfs knows no limit, and no number
+	if u.TotalInodes > 0 { // btrfs has neither limit nor count
 		usage = append(usage, &csi.VolumeUsage{Unit: csi.VolumeUsage_INODES, Total: u.TotalInodes, Available: u.FreeInodes, Used: u.UsedInodes})
 	}
 	return &csi.NodeGetVolumeStatsResponse{Usage: usage}, nil

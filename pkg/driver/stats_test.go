@@ -192,7 +192,7 @@ func TestHealth(t *testing.T) {
 			!strings.Contains(got[0].GetMessage(), "2 I/O errors") {
 			t.Errorf("got %v", got)
 		}
-		// It is used as before, not unmounted and repaired.
+		// It is used as before, not unmounted for repair.
 		must.Succeed(f.t, f.publish(v, "pod", filesystemAccess(writer), false))
 		f.mounts.SetErrors(deviceOf(v), 1)
 		if got := health(f, v); len(got) != 1 || got[0].GetReason() != driver.ReasonFileSystemErrors {

@@ -18,7 +18,7 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// stopped is an lvmd that stops once it has listed its volumes.
+// stopped stops after listing its volumes.
 type stopped struct {
 	lvmdv1.LVMDClient
 	volumes []*lvmdv1.Volume

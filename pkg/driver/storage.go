@@ -10,13 +10,11 @@ import (
 	"github.com/carve-csi/carve/api/conditions"
 )
 
-// unreachable are lvmd's condition types of device classes whose volumes cannot
-// be used at all; with the others they can.
 var unreachable = conditions.Unusable(conditions.Class)
 
-// NodeGetStorageHealth reports what lvmd knows about the node's device classes,
-// each reason once with its classes. The list is empty when all are healthy;
-// an lvmd that does not answer is an error, which says nothing about the storage.
+// NodeGetStorageHealth reports lvmd's conditions of the device classes, each
+// reason once with its classes. If lvmd does not answer it returns an error,
+// which implies nothing about the storage.
 func (n *Node) NodeGetStorageHealth(ctx context.Context, _ *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
 	classes, err := n.volumes.Classes(ctx)
 	if err != nil {

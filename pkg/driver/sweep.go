@@ -17,14 +17,12 @@ import (
 )
 
 const (
-	// sweepInterval is how often the node is searched for what leaked.
 	sweepInterval = 5 * time.Minute
-	// unmountTimeout is how long the others wait for one leak to be unmounted. A device that does not
-	// answer may keep umount(2) for ever.
+	// unmountTimeout bounds the wait for one leak before the next. If a device
+	// does not answer, umount(2) may never return.
 	unmountTimeout = time.Minute
 )
 
-// sweeper unmounts and closes what only a previous run of the plugin can have left.
 type sweeper struct {
 	mounts     mount.Interface
 	luks       luks.Interface
@@ -37,29 +35,27 @@ type sweeper struct {
 	log        *slog.Logger
 }
 
-// sweepAll unmounts what a previous run left mounted. A layer is removed only if
-// it is certainly ours and certainly unused, which is when all of this holds:
+// sweepAll unmounts leaked mounts. It removes a layer only if it is certainly
+// Carve's and certainly unused, which requires all of this:
 //
-//   - it is at a path of the form that the kubelet gives to CSI drivers: a
-//     Pod's volume, the publish path of a raw block volume, or a staging path
-//     with this driver's name in it;
-//   - it shows the whole of a volume with an id of ours;
-//   - the kubelet has no record beside the path. It has one from before the
-//     first call until after the last, restarts included; it has
-//     unmounted by itself what it has a record of;
-//   - the kubelet's records are where they are looked for: there is a Pod, at least
-//     one record of whatever driver, and nothing unknown beside the path;
-//   - nothing else uses it: no container's subpath of a Pod's volume, no layer of
-//     any kind for a staging path, and no mount in another mount namespace, such as
-//     a container's, that would stay;
-//   - no call for the volume runs, and the kernel does not find it busy.
+//   - its path has the form that the kubelet gives to CSI drivers: a Pod's
+//     volume, the publish path of a raw block volume, or a staging path with
+//     this driver's name in it;
+//   - it shows a whole volume with an id that lvmd generates;
+//   - the kubelet has no record beside the path. The record exists from before
+//     the first call until after the last, restarts included; the kubelet
+//     unmounts by itself whatever has a record;
+//   - the kubelet's records are found in place: at least one Pod, at least one
+//     record of any driver, and nothing unknown beside the path;
+//   - nothing else uses it: for a Pod's volume no container's subpath, for a
+//     staging path no layer at all, and no mount in another mount namespace,
+//     such as a container's, that would remain;
+//   - no call for the volume runs, and the kernel does not report it busy.
 //
-// Then it closes encrypted volumes that nothing has open and the kubelet has no
-// record of, see sweepMappings.
+// It then closes unused encrypted volumes, see sweepMappings.
 //
-// It asks no other component, so it can run whatever state lvmd is in, at the same time as
-// calls are served. A volume that was deleted in the meantime is free for
-// wiping afterwards.
+// It needs no other component, so it works in any state of lvmd and while calls
+// are served. It also releases volumes deleted meanwhile for wiping.
 func (s *sweeper) sweepAll(ctx context.Context) {
 	points, err := s.mounts.Below(string(s.kubelet))
 	if err != nil {
@@ -79,8 +75,8 @@ func (s *sweeper) sweepAll(ctx context.Context) {
 	s.sweepMappings(ctx)
 }
 
-// run sweeps at once, and again and again until ctx is done: what
-// could not be judged, or was in use, may have become certain.
+// run sweeps at once and every sweepInterval until ctx is done. A leak kept as
+// uncertain or in use may be removable later.
 func (s *sweeper) run(ctx context.Context) {
 	ticker := time.NewTicker(sweepInterval)
 	defer ticker.Stop()
@@ -100,7 +96,8 @@ func (s *sweeper) sweepMounts(ctx context.Context, leaks []kubelet.Mount) {
 			return
 		}
 		done := make(chan struct{})
-		// It has the volume's lock: it is not begun again, nor does a call touch the volume, until it ends.
+		// It holds the volume's lock: until it ends, no sweep or call touches
+		// the volume.
 		go func() {
 			defer close(done)
 			s.sweepOne(l)
@@ -126,8 +123,6 @@ func (s *sweeper) sweepOne(l kubelet.Mount) {
 	}
 }
 
-// sweep unmounts one leak, unless it turns out to be none; then it changes
-// nothing and returns false.
 func (s *sweeper) sweep(l kubelet.Mount) (id string, removed bool, err error) {
 	device, ok, err := s.devices.shownAt(l.Path)
 	if err != nil || !ok {
@@ -145,8 +140,8 @@ func (s *sweeper) sweep(l kubelet.Mount) (id string, removed bool, err error) {
 		return id, false, err
 	}
 	defer release()
-	// Under the lock once more: a call may have come meanwhile. One that comes
-	// from now on is answered with Aborted, and comes again.
+	// Recheck under the lock: a call may have arrived. Later ones get Aborted
+	// and are retried.
 	if _, still := s.kubelet.Forgotten(l.Path); !still {
 		return id, false, nil
 	}
@@ -165,7 +160,7 @@ func (s *sweeper) sweep(l kubelet.Mount) (id string, removed bool, err error) {
 	if err := s.mounts.Unmount(l.Path); err != nil {
 		return id, false, s.withBelow(err, l.Path)
 	}
-	// No call to unmount it will come that would end the condition.
+	// No unmount call will arrive to clear the condition.
 	s.unmounter.note(id, l.Path, nil)
 	if l.Published {
 		if err := nofollow.Remove(string(s.kubelet), l.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -175,7 +170,6 @@ func (s *sweeper) sweep(l kubelet.Mount) (id string, removed bool, err error) {
 	return id, true, nil
 }
 
-// withBelow adds to the error of an unmount what is mounted below the path.
 func (s *sweeper) withBelow(err error, path string) error {
 	points, tableErr := s.mounts.Below(path)
 	if tableErr != nil || len(points) == 0 {
@@ -184,7 +178,6 @@ func (s *sweeper) withBelow(err error, path string) error {
 	return fmt.Errorf("%w: unmount %s first, which is mounted in it", err, points[len(points)-1].Path)
 }
 
-// rank orders leaks: what is published is unmounted before what is staged.
 func rank(l kubelet.Mount) int {
 	if l.Published {
 		return 0
@@ -192,8 +185,8 @@ func rank(l kubelet.Mount) int {
 	return 1
 }
 
-// refuseUsed fails if a leak's device is in use otherwise, here or in another mount
-// namespace. A device node holds nothing in another one.
+// refuseUsed fails if anything else uses the leak's device, here or in another
+// mount namespace. A device node in another namespace does not count.
 func (s *sweeper) refuseUsed(device mount.Device, l kubelet.Mount) error {
 	user, err := s.userOf(device, l)
 	if err == nil && user != "" {
@@ -216,7 +209,6 @@ func (s *sweeper) refuseUsed(device mount.Device, l kubelet.Mount) error {
 	return nil
 }
 
-// userOf returns a path at which a leak's device is in use otherwise, or "".
 func (s *sweeper) userOf(device mount.Device, l kubelet.Mount) (string, error) {
 	points, err := s.mounts.Below(l.Users)
 	if err != nil {

@@ -18,8 +18,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestRealSweep leaves real volumes mounted as a previous run may have, one of
-// them dead, one in use and one known to the kubelet.
+// TestRealSweep leaves real volumes mounted like a previous run: one dead, one
+// in use and one known to the kubelet.
 func TestRealSweep(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
 	leaked, raw, known := r.volume("leaked", "ext4"), r.volume("raw", ""), r.volume("known", "xfs")
@@ -32,11 +32,11 @@ func TestRealSweep(t *testing.T) {
 	must.Succeed(r.t, mounts.Mount(mount.Source{Node: known.GetDevicePath()}, knownAt.staged, "xfs", []string{"nouuid"}))
 	must.Succeed(r.t, mounts.Bind(knownAt.staged, knownAt.published, false))
 	r.note(r.beside(knownAt.published))
-	// What is no volume at all stays, wherever it is.
+	// A mount that is no volume stays, wherever it is.
 	foreign := r.machine.MakeDir("pods", "pod-uid", "volumes", "kubernetes.io~csi", "pvc-foreign", "mount")
 	must.Succeed(r.t, unix.Mount("tmpfs", foreign, "tmpfs", 0, ""))
 
-	// A container of which the kubelet knows nothing more runs on.
+	// A container that the kubelet has forgotten still runs.
 	container := mounttest.Elsewhere(t, true)
 	r.Sweep(context.Background())
 	r.wantLayers(5)

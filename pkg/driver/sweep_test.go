@@ -19,7 +19,6 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// places are where a kubelet has a volume, to the letter.
 type places struct{ staged, published, device, subpath string }
 
 func (f *kubelet) places(v *lvmdv1.Volume) places {
@@ -34,13 +33,11 @@ func (f *kubelet) places(v *lvmdv1.Volume) places {
 	}
 }
 
-// note writes the kubelet's record for a path.
 func (f *kubelet) note(path string) {
 	f.t.Helper()
 	must.Succeed(f.t, os.WriteFile(path, []byte(`{"driverName":"carve.csi.local","volumeHandle":"of-the-kubelet"}`), 0o600))
 }
 
-// leak leaves a volume mounted of which the kubelet knows nothing.
 func (f *kubelet) leak(v *lvmdv1.Volume, p places) {
 	f.t.Helper()
 	must.Succeed(f.t, f.machine.Mounts.Mount(mount.Source{Node: v.GetDevicePath()}, p.staged, "ext4", nil))
@@ -53,11 +50,10 @@ func (f *kubelet) beside(path string) string {
 
 func TestSweep(t *testing.T) {
 	tests := []struct {
-		name string
-		raw  bool
-		// leave mounts the volume as a previous run left it.
+		name  string
+		raw   bool
 		leave func(*fixture, *lvmdv1.Volume, places)
-		// kept are the paths that still have a layer afterwards.
+		// kept returns the paths that should still have a layer.
 		kept func(places) []string
 		log  string
 	}{

@@ -2,14 +2,12 @@ package driver
 
 import "context"
 
-// leakedMapping is the kind of a leak, beside those of mounts.
 const leakedMapping = "mapping"
 
-// sweepMappings closes the encrypted volumes that a previous run left open: those
-// of ours that the kubelet has no record of having staged, while no call for the
-// volume runs and the kernel does not find the mapping open. The kubelet
-// writes its record before it has a volume staged, and removes it when it was
-// unstaged.
+// sweepMappings closes leaked mappings: those without a staging record of the
+// kubelet, while no call for the volume runs and the kernel does not report the
+// mapping open. The kubelet writes the record before it stages a volume and
+// removes it after unstaging.
 func (s *sweeper) sweepMappings(ctx context.Context) {
 	volumes, err := s.luks.Mappings()
 	if err != nil {
@@ -32,14 +30,13 @@ func (s *sweeper) sweepMappings(ctx context.Context) {
 	}
 }
 
-// sweepMapping closes one, unless the kubelet has a record of it.
 func (s *sweeper) sweepMapping(id string) (closed bool, err error) {
 	release, err := s.locks.take(id)
 	if err != nil {
 		return false, err
 	}
 	defer release()
-	// Under the lock: a call that comes from now on is answered with Aborted.
+	// Under the lock: a later call gets Aborted.
 	if err := s.kubelet.RecordsReliable(); err != nil {
 		return false, err
 	}

@@ -15,10 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// beTool runs a tool for a crashing plugin, whose working directory is that of the
-// machine. Where the crash point is in this tool, the tool is killed before its effect of
-// the number, and the plugin with it; the number of effects is written down where
-// there are fewer.
+// beTool runs a tool for a crashing plugin, in the machine's directory. If the
+// crash point is in this tool, it kills the tool before the numbered effect,
+// and the plugin with it; if the tool has fewer effects, it records their
+// number.
 func beTool() int {
 	path, err := realTool(filepath.Base(os.Args[0]))
 	if err != nil {
@@ -56,7 +56,7 @@ func beTool() int {
 	return code
 }
 
-// realTool finds a tool behind the stand-ins, which are not in this path.
+// realTool finds the tool itself; this PATH lacks the stand-ins.
 func realTool(name string) (string, error) {
 	for _, dir := range []string{"/usr/sbin", "/usr/bin", "/sbin", "/bin"} {
 		if path, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
@@ -66,10 +66,10 @@ func realTool(name string) (string, error) {
 	return "", fmt.Errorf("%s: %w", name, exec.ErrNotFound)
 }
 
-// trace runs a program with this process' arguments and files until its end, or kills
-// it before its effect of that number.
+// trace runs a program with this process's arguments and files to its end, or
+// kills it before the numbered effect.
 func trace(path string, number int) (code, effects int, err error) {
-	// Who traces a process must do so from one thread.
+	// ptrace requires one thread for all requests.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd := exec.Command(path, os.Args[1:]...)
@@ -124,8 +124,8 @@ func trace(path string, number int) (code, effects int, err error) {
 	}
 }
 
-// isEffect reports whether a system call changes what outlives the tool: writes to a
-// device, and requests that change a device or a file system.
+// isEffect reports whether a system call changes state that outlives the tool:
+// a write to a device, or an ioctl that changes a device or file system.
 func isEffect(pid int, regs *unix.PtraceRegs) bool {
 	switch regs.Orig_rax {
 	case unix.SYS_WRITE, unix.SYS_PWRITE64, unix.SYS_PWRITEV, unix.SYS_FALLOCATE:

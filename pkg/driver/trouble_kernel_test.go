@@ -37,7 +37,7 @@ func TestRealFileSystemsAfterAPowerCut(t *testing.T) {
 			r.write(filepath.Join(r.target(v, "pod"), "kept"), "content")
 			r.shutDown(r.staging(v))
 
-			// It is dead now, and can be unmounted nevertheless.
+			// Though dead, it can be unmounted.
 			if err := os.WriteFile(filepath.Join(r.target(v, "pod"), "lost"), []byte("x"), 0o600); err == nil {
 				t.Error("a file system that was shut down takes writes")
 			}
@@ -69,7 +69,7 @@ func TestRealFailedFileSystemIsNotRepairedWhileItIsMountedElsewhere(t *testing.T
 	must.Succeed(t, r.publish(v, "pod", access, false))
 	r.shutDown(r.staging(v))
 	must.Succeed(t, r.unstage(v))
-	// Mounted again, it would be the one that failed.
+	// A new mount would show the failed file system.
 	wantError(t, r.stage(v, access), codes.FailedPrecondition, "it is mounted at "+r.target(v, "pod"))
 	r.wantLayers(1)
 	must.Succeed(t, r.unpublish(v, "pod"))
@@ -106,8 +106,8 @@ func TestRealDeadDevice(t *testing.T) {
 			}
 			revive := r.kill(v)
 			if fsType != "" {
-				// Metadata to be written, so that the file system notices, and a
-				// second time so that it draws its conclusions.
+				// Write metadata so that the file system notices, and again so
+				// that it reacts.
 				for _, name := range []string{"lost", "too"} {
 					if f, err := os.Create(filepath.Join(r.target(v, "one"), name)); err == nil {
 						_ = f.Sync()
@@ -122,7 +122,7 @@ func TestRealDeadDevice(t *testing.T) {
 				if !reasons[driver.ReasonFileSystemFailed] && !reasons[driver.ReasonFileSystemErrors] && !reasons[driver.ReasonFileSystemReadOnly] {
 					t.Errorf("health %v", health)
 				}
-				// No new Pod gets a file system that failed.
+				// No new Pod gets a failed file system.
 				if err := r.publish(v, "two", access, false); err == nil {
 					t.Error("a dead file system was published")
 				}
@@ -155,7 +155,7 @@ func TestRealDataThatIsLostWithoutHarmToTheFileSystemIsNoticed(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
 	content := strings.Repeat("of one block that the disk forgets\n", 200)[:4096]
 	for fsType, access := range map[string]func(path string) error{
-		// ext4 overwrites a file where it lies.
+		// ext4 overwrites a file in place.
 		"ext4": func(path string) error {
 			f := must.Get(os.OpenFile(path, os.O_WRONLY, 0))(r.t)
 			defer f.Close()
@@ -199,7 +199,7 @@ func TestRealDataThatIsLostWithoutHarmToTheFileSystemIsNoticed(t *testing.T) {
 	r.waitForSpace()
 }
 
-// locate returns the place in bytes of a block on a device.
+// locate returns an offset in bytes.
 func locate(t *testing.T, device, block string) int64 {
 	t.Helper()
 	f := must.Get(os.Open(device))(t)
@@ -253,7 +253,7 @@ func TestRealStaleDeviceNode(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
 	v := r.volume("a", "ext4")
 	r.deleteLater(v)
-	// A link to another disk, as an old name may be.
+	// A link to another disk, as a stale name may be.
 	must.Succeed(r.t, os.Remove(v.GetDevicePath()))
 	must.Succeed(r.t, os.Symlink("/dev/vdc", v.GetDevicePath()))
 	must.Succeed(r.t, r.stage(v, filesystemAccess(writer)))
@@ -263,8 +263,8 @@ func TestRealStaleDeviceNode(t *testing.T) {
 	must.Succeed(r.t, os.Symlink("../mapper/"+dmName(v), v.GetDevicePath()))
 }
 
-// TestRealSwappedNumbers has an administrator take two volumes' devices away under
-// a running lvmd, and make them again so that each has the number of the other.
+// TestRealSwappedNumbers removes two volumes' devices under a running lvmd and
+// recreates them with their numbers swapped.
 func TestRealSwappedNumbers(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
 	r.size = 4 * mib
@@ -288,7 +288,8 @@ func TestRealSwappedNumbers(t *testing.T) {
 		if now, err := r.machine.Mounts.Node(v.GetDevicePath()); err != nil || now != deviceOf(other) {
 			t.Fatalf("%s is %v, error %v, want %v: they were not swapped", v.GetId(), now, err, deviceOf(other))
 		}
-		// Until lvmd has noticed there is none; there is never the other's.
+		// Until lvmd notices, publishing fails; it never shows the other
+		// volume.
 		waittest.Succeeds(t, "the volume is published", func() error { return r.publish(v, "pod", access(v), false) })
 		content := make([]byte, len(v.GetId()))
 		f, err := os.Open(r.target(v, "pod"))
@@ -306,8 +307,8 @@ func TestRealSwappedNumbers(t *testing.T) {
 	r.waitForSpace()
 }
 
-// TestRealErrorsAreForgottenWhenRepaired keeps an error of the past from
-// making a volume useless for ever.
+// TestRealErrorsAreForgottenWhenRepaired checks that a past error does not make
+// a volume useless for ever.
 func TestRealErrorsAreForgottenWhenRepaired(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
 	v := r.volume("a", "ext4")

@@ -24,25 +24,23 @@ import (
 	"github.com/carve-csi/carve/pkg/driver/nofollow"
 )
 
-// unmounter unmounts volumes from paths of the kubelet's, with what their users left mounted
-// in them. It is safe for concurrent use, but for calls with the same path.
+// unmounter is safe for concurrent use, except for calls with the same path.
 type unmounter struct {
 	mounts  mount.Interface
 	kubelet kubelet.Dir
 	devices *devices
 	log     *slog.Logger
 
-	mu sync.Mutex
-	// thawing are the ids of volumes whose file systems are being thawed.
+	mu      sync.Mutex
 	thawing map[string]bool
-	// waiting are the paths that could not be left when that was asked for last.
+	// waiting maps paths to the reason why the last attempt failed.
 	waiting map[string]waiting
 }
 
-// waiting says why a volume is still at a path that it was to leave. The id is the kubelet's.
+// waiting is the reason why a volume is still at a path. id is the kubelet's.
 type waiting struct{ id, why string }
 
-// leave unmounts a volume from a path. A failure is noted, and becomes a condition of the volume.
+// leave turns a failure into a condition of the volume.
 func (u *unmounter) leave(id, path string) error {
 	err := u.unmount(id, path)
 	if err != nil {
@@ -52,9 +50,9 @@ func (u *unmounter) leave(id, path string) error {
 	return err
 }
 
-// unmount unmounts a volume from a path. A Pod with the mount propagation Bidirectional leaves
-// there what is mounted in its volume: by itself, or by the container runtime, such as the file
-// for its termination message.
+// unmount also unmounts below the path: a Pod with Bidirectional mount
+// propagation leaves its own mounts in the volume, and the container runtime's,
+// such as the termination message file.
 func (u *unmounter) unmount(id, path string) error {
 	err := u.mounts.Unmount(path)
 	if !errors.Is(err, syscall.EBUSY) {
@@ -77,13 +75,13 @@ func (u *unmounter) unmount(id, path string) error {
 	return u.mounts.Unmount(path)
 }
 
-// thawTimeout is how long a file system may take to be thawed. Its device does not answer then.
 const thawTimeout = 20 * time.Second
 
-// thaw thaws the file system at a path if it is mounted at no other one. What is frozen
-// (fsfreeze(8)) stays in the kernel when its last mount goes, and is what the next mount shows.
-// What fails is only logged, as a dead device has to be unmounted all the same. One that does
-// not answer is an error: nothing may be done with the volume meanwhile.
+// thaw thaws the file system at a path if no other path has it mounted. A
+// frozen file system (fsfreeze(8)) outlives its last mount in the kernel, and
+// the next mount shows it, still frozen. Failures are only logged, as a dead
+// device must be unmounted all the same. A thaw that hangs is an error: until
+// it returns, nothing may be done with the volume.
 func (u *unmounter) thaw(id, path string) error {
 	alone, err := u.alone(path)
 	if err != nil || !alone {
@@ -99,7 +97,7 @@ func (u *unmounter) thaw(id, path string) error {
 	return csierror.New(codes.DeadlineExceeded, fmt.Errorf("volume %s: thaw the file system at %s: its device does not answer", id, path))
 }
 
-// beginThaw thaws a file system in the background. It returns nil if that is under way already.
+// beginThaw starts a thaw, or returns nil if one is running.
 func (u *unmounter) beginThaw(id, path string) (done chan struct{}) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -126,8 +124,6 @@ func (u *unmounter) beginThaw(id, path string) (done chan struct{}) {
 	return done
 }
 
-// alone reports whether a path shows a file system that is mounted nowhere else in the
-// kubelet's directory.
 func (u *unmounter) alone(path string) (bool, error) {
 	device, shown, err := u.devices.shownAt(path)
 	if err != nil || !shown {
@@ -137,8 +133,6 @@ func (u *unmounter) alone(path string) (bool, error) {
 	return !slices.ContainsFunc(points, func(p mount.Point) bool { return p.Device == device && p.Path != path }), err
 }
 
-// usersBeside returns the other paths of Pods that show the volume at a path, and are to go on
-// doing so.
 func (u *unmounter) usersBeside(path string) ([]string, error) {
 	points, err := u.mounts.Below(filepath.Dir(path))
 	if err != nil {
@@ -166,12 +160,10 @@ func (u *unmounter) usersBeside(path string) ([]string, error) {
 	return nil, fmt.Errorf("no volume is mounted at %s: what is mounted there is left alone", path)
 }
 
-// shownStray bounds how many files an error names.
 const shownStray = 3
 
-// removeTarget removes the path that a volume was unmounted from. A directory that is not
-// empty is kept: what is in it was written while nothing was mounted, and is not ours to throw
-// away.
+// removeTarget keeps a nonempty directory: its contents were written while
+// nothing was mounted, and are not ours to delete.
 func (u *unmounter) removeTarget(id, path string) error {
 	err := nofollow.Remove(string(u.kubelet), path)
 	switch {
@@ -187,7 +179,6 @@ func (u *unmounter) removeTarget(id, path string) error {
 	return err
 }
 
-// stray names some of what is in a directory.
 func stray(path string) string {
 	dir, err := os.Open(path)
 	if err != nil {
@@ -205,7 +196,7 @@ func stray(path string) string {
 	return strings.Join(names, ", ") + more
 }
 
-// note remembers why a path could not be left; a nil error forgets it.
+// note clears the reason if err is nil.
 func (u *unmounter) note(id, path string, err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -226,8 +217,9 @@ func (u *unmounter) waits(path string) bool {
 	return is
 }
 
-// health says why a volume could not be unmounted from a path that it is still at, or returns
-// nil. Of several paths it is the same each time: a new message is noted and reported.
+// health returns the reason why a volume could not be unmounted, or nil. With
+// several paths it always picks the same: every new message is recorded and
+// reported.
 func (u *unmounter) health(v *lvmdv1.Volume) *csi.VolumeHealth_VolumeHealthEntry {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -24,7 +24,7 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// hanging is a mount table that thaws nothing until its device answers.
+// hanging blocks every thaw until its device answers.
 type hanging struct {
 	mount.Interface
 	answers chan struct{}
@@ -50,7 +50,7 @@ func TestThawDoesNotWaitForADeviceThatDoesNotAnswer(t *testing.T) {
 		log := slog.New(slog.NewTextHandler(io.Discard, nil))
 		u := &unmounter{mounts: mounts, kubelet: kubelet.Dir(dir), devices: &devices{mounts: mounts, kubelet: kubelet.Dir(dir), log: log}, log: log}
 
-		// The second call does not ask the kernel once more.
+		// The second call must not ask the kernel again.
 		for range 2 {
 			if err := u.thaw("cv1", path); csierror.CodeOf(err) != codes.DeadlineExceeded {
 				t.Errorf("got %v", err)
@@ -81,7 +81,7 @@ func TestAVolumeAtTwoPathsThatItCannotLeaveHasOneConditionThatStays(t *testing.T
 	}
 }
 
-// silent is a mount table with a path that is not unmounted until its device answers, or with none that is.
+// silent blocks the unmount of one path, or of all, until its device answers.
 type silent struct {
 	*mountfake.Table
 	path    string
@@ -128,7 +128,7 @@ func TestALeakWhoseDeviceDoesNotAnswerHoldsUpNeitherOthersNorTheEnd(t *testing.T
 		must.Succeed(t, mounts.Mount(mount.Source{Node: "/dev/carve/" + second}, globalmount(second), "ext4", nil))
 		mounts.all.Store(true)
 		time.AfterFunc(time.Second, end)
-		node.SweepRepeatedly(ended) // The test hangs where this does.
+		node.SweepRepeatedly(ended) // hangs if unmounting does
 
 		close(mounts.answers)
 		synctest.Wait()

@@ -28,7 +28,7 @@ func TestRealFileSystems(t *testing.T) {
 		t.Run(fsType, func(t *testing.T) {
 			v := r.volume(fsType, fsType)
 			defer r.delete(v)
-			// A call that runs a program on the way fails.
+			// Calls that run a program fail.
 			t.Setenv("PATH", "/nowhere")
 			access := filesystemAccess(multi, "noatime")
 			for range 2 {
@@ -47,7 +47,7 @@ func TestRealFileSystems(t *testing.T) {
 			}
 			r.wantStats(v, r.target(v, "one"))
 
-			// A plugin that was restarted knows what is there.
+			// A restarted plugin knows the existing state.
 			r.Stop(t)
 			r.Plugin = r.machine.Start()
 			must.Succeed(r.t, r.publish(v, "one", access, false))
@@ -67,7 +67,6 @@ func TestRealFileSystems(t *testing.T) {
 	}
 }
 
-// wantStats checks what the plugin says of a volume with hardly anything in it.
 func (r *real) wantStats(v *lvmdv1.Volume, path string) {
 	r.t.Helper()
 	got := must.Get(r.NodeGetVolumeStats(r.ctx(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.GetId(), VolumePath: path}))(r.t)
@@ -195,8 +194,8 @@ func TestRealGrowingWhileInUse(t *testing.T) {
 	}
 }
 
-// TestRealGrowingBesideAReadOnlyMount has the read-only mount of one Pod before all others in the table of
-// mounts, as it may be when the plugin has started again.
+// One Pod's read-only mount precedes all others in the mount table, as may
+// happen after a restart.
 func TestRealGrowingBesideAReadOnlyMount(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
@@ -229,8 +228,8 @@ func TestRealGrowingBesideAReadOnlyMount(t *testing.T) {
 	}
 }
 
-// TestRealCallsAtOnce sends every call several times at once for several
-// volumes, as no kubelet would.
+// TestRealCallsAtOnce sends each call several times at once for several
+// volumes, which no kubelet does.
 func TestRealCallsAtOnce(t *testing.T) {
 	r := newReal(t, "/dev/vdb", "disk")
 	r.size = 64 * mib
