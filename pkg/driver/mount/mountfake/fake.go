@@ -1,6 +1,5 @@
-// Package mountfake is a mount table in memory, for tests of what is built on
-// package mount. Paths have to exist in the real file system, as with the real
-// one; devices do not.
+// Package mountfake is an in-memory mount table for tests. Paths must exist in
+// the real file system, devices need not.
 package mountfake
 
 import (
@@ -19,26 +18,25 @@ import (
 	"github.com/carve-csi/carve/pkg/driver/nofollow"
 )
 
-// Table implements mount.Interface. Its zero value is empty and ready.
+// Table implements mount.Interface. The zero value is empty and ready to use.
 type Table struct {
-	mu     sync.Mutex
-	nodes  map[string]node
-	mapped map[mount.Device]mapping
-	busy   map[string]bool
-	dead   map[mount.Device]bool
-	layers []layer
-	errors map[mount.Device]int64
-	frozen map[mount.Device]bool
-	warned map[mount.Device]int64
-	hidden map[mount.Device]error
-	forced error
-	// groupUUID is that of volume group carve, without hyphens.
+	mu        sync.Mutex
+	nodes     map[string]node
+	mapped    map[mount.Device]mapping
+	busy      map[string]bool
+	dead      map[mount.Device]bool
+	layers    []layer
+	errors    map[mount.Device]int64
+	frozen    map[mount.Device]bool
+	warned    map[mount.Device]int64
+	hidden    map[mount.Device]error
+	forced    error
 	groupUUID string
-	// held are the mounts in other namespaces, and unseen whether nothing can be
-	// said of them.
+	// held are mounts in other namespaces; unseen makes Holders fail.
 	held   map[mount.Device][]mount.Holder
 	unseen bool
-	// ignore are options that Mount ignores, and once those that the next one does.
+	// ignore lists options that Mount drops, once those that only the next
+	// Mount drops.
 	ignore, once []string
 }
 
@@ -47,7 +45,6 @@ type node struct {
 	size   int64
 }
 
-// mapping is what device-mapper calls a device.
 type mapping struct{ name, uuid string }
 
 type layer struct {
@@ -61,9 +58,8 @@ type layer struct {
 
 var _ mount.Interface = (*Table)(nil)
 
-// AddNode makes a device node of that size in bytes appear at a path, or
-// changes the one that is there. One at a path that LVM or cryptsetup make is of a
-// device that device-mapper knows by that path from then on, as Mapped returns.
+// AddNode adds or replaces a device node; size is in bytes. At a path of LVM or
+// cryptsetup it also names the device for Mapped.
 func (t *Table) AddNode(path string, device mount.Device, size int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -79,8 +75,8 @@ func (t *Table) AddNode(path string, device mount.Device, size int64) {
 	}
 }
 
-// mappingAt is what device-mapper calls a device that has its node at a path:
-// /dev/carve/NAME is of logical volume NAME of group carve.
+// mappingAt returns device-mapper's names for the node's path: /dev/carve/NAME
+// is logical volume NAME of group carve.
 func (t *Table) mappingAt(path string) mapping {
 	if base, ok := strings.CutPrefix(path, "/dev/carve/"); ok {
 		return mapping{"carve-" + base, "LVM-" + t.groupUUID + base}
@@ -95,22 +91,22 @@ func (t *Table) mappingAt(path string) mapping {
 	return mapping{base, "CARVE-CRYPT-" + base}
 }
 
-// SetGroupUUID gives volume group carve a UUID, of which it has none at first. Nodes that were added
-// before keep what they are of.
+// SetGroupUUID sets the UUID of volume group carve, initially empty. Existing
+// nodes keep theirs.
 func (t *Table) SetGroupUUID(uuid string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.groupUUID = strings.ReplaceAll(uuid, "-", "")
 }
 
-// RemoveNode makes the node at the path disappear. Mounts of it stay.
+// RemoveNode removes the node at path, but not its mounts.
 func (t *Table) RemoveNode(path string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.nodes, path)
 }
 
-// SetBusy makes Unmount of the path fail with EBUSY while it is set.
+// SetBusy makes Unmount of path fail with EBUSY, or stops that.
 func (t *Table) SetBusy(path string, busy bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -120,8 +116,8 @@ func (t *Table) SetBusy(path string, busy bool) {
 	t.busy[path] = busy
 }
 
-// Kill makes the device fail: its file systems answer with EIO, and can still
-// be unmounted.
+// Kill makes the device's file systems fail with EIO. They can still be
+// unmounted.
 func (t *Table) Kill(device mount.Device) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -131,8 +127,7 @@ func (t *Table) Kill(device mount.Device) {
 	t.dead[device] = true
 }
 
-// SetErrors sets how many errors the kernel has found in the file system on
-// the device.
+// SetErrors sets the result of Errors.
 func (t *Table) SetErrors(device mount.Device, n int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -142,7 +137,7 @@ func (t *Table) SetErrors(device mount.Device, n int64) {
 	t.errors[device] = n
 }
 
-// HideErrors makes Errors fail for the device, until it is called with nil.
+// HideErrors sets the error of Errors, or clears it with nil.
 func (t *Table) HideErrors(device mount.Device, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -152,8 +147,7 @@ func (t *Table) HideErrors(device mount.Device, err error) {
 	t.hidden[device] = err
 }
 
-// SetWarnings sets how often the kernel warned of the file system on the
-// device.
+// SetWarnings sets the result of Warnings.
 func (t *Table) SetWarnings(device mount.Device, n int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -185,9 +179,8 @@ func (t *Table) Thaw(path string) (bool, error) {
 	return was, nil
 }
 
-// TurnReadOnly makes the file systems on the device read-only, as older
-// kernels do after an error: in the options of the file system, not of its
-// layers.
+// TurnReadOnly makes the device's file systems read-only as older kernels do
+// after an error: in the options of the file system, not of its layers.
 func (t *Table) TurnReadOnly(device mount.Device) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -199,30 +192,28 @@ func (t *Table) TurnReadOnly(device mount.Device) {
 	}
 }
 
-// FailMounts makes Mount and Bind fail with err until it is called with nil.
+// FailMounts makes Mount and Bind fail with err, until called with nil.
 func (t *Table) FailMounts(err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.forced = err
 }
 
-// DropOption makes Mount ignore an option silently, as some file systems do
-// with some.
+// DropOption makes Mount silently drop an option, as some file systems do.
 func (t *Table) DropOption(option string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.ignore = append(t.ignore, option)
 }
 
-// DropOptionOnce is DropOption for the next mount alone.
+// DropOptionOnce is DropOption for the next mount only.
 func (t *Table) DropOptionOnce(option string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.once = append(t.once, option)
 }
 
-// Hold gives a device mounts in other mount namespaces, instead of those that it
-// had there.
+// Hold replaces the device's mounts in other mount namespaces.
 func (t *Table) Hold(device mount.Device, holders ...mount.Holder) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -232,7 +223,7 @@ func (t *Table) Hold(device mount.Device, holders ...mount.Holder) {
 	t.held[device] = holders
 }
 
-// HideHost makes Holders fail, as in a container without the host's /proc.
+// HideHost makes Holders fail, as without the host's /proc.
 func (t *Table) HideHost() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -247,7 +238,7 @@ func (t *Table) InUse(device mount.Device) (bool, error) {
 	return mounted || len(t.held[device]) > 0 || t.frozen[device], nil
 }
 
-// Holders implements mount.Interface by what Hold was given.
+// Holders implements mount.Interface with the argument of Hold.
 func (t *Table) Holders(device mount.Device, _ string) ([]mount.Holder, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -347,7 +338,7 @@ func (t *Table) Unmount(path string) error {
 	return nil
 }
 
-// UnmountBelow implements mount.Interface. Layers do not propagate here.
+// UnmountBelow implements mount.Interface. The fake has no propagation.
 func (t *Table) UnmountBelow(path string, users []string) (removed []mount.Point, _ error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -415,7 +406,7 @@ func (t *Table) Node(path string) (mount.Device, error) {
 	return n.device, nil
 }
 
-// Usage implements mount.Interface: a file system of which a quarter is used.
+// Usage implements mount.Interface: a quarter is used.
 func (t *Table) Usage(path string) (mount.Usage, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -448,8 +439,8 @@ func (t *Table) Warnings(device mount.Device) (int64, error) {
 	return t.warned[device], nil
 }
 
-// Revive makes the device work again. A file system that failed with it stays
-// so until none of its mounts is left.
+// Revive makes the device work again. Failed file systems stay so until their
+// last unmount.
 func (t *Table) Revive(device mount.Device) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -466,7 +457,7 @@ func (t *Table) Shows(device mount.Device) bool {
 	return slices.ContainsFunc(t.layers, func(l layer) bool { return l.device == device })
 }
 
-// Mapped implements mount.Interface by what AddNode was given.
+// Mapped implements mount.Interface with the names from AddNode.
 func (t *Table) Mapped(device mount.Device) (name, uuid string, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -487,8 +478,8 @@ func (t *Table) NodeSize(path string) (int64, error) {
 	return 0, pathError("open", path, unix.ENOENT)
 }
 
-// failed reports whether a file system on the device failed and is still mounted. The
-// kernel has one superblock for a device: a further mount would be of what failed.
+// failed reports whether a failed file system of the device is still mounted.
+// The kernel has one superblock per device, so a further mount would show it.
 func (t *Table) failed(device mount.Device) bool {
 	return slices.ContainsFunc(t.layers, func(l layer) bool { return l.device == device && l.failed })
 }
@@ -502,7 +493,7 @@ func (t *Table) top(path string) (layer, bool) {
 	return layer{}, false
 }
 
-// lstat looks at a path without following any link.
+// lstat rejects links on the way to path.
 func lstat(path string) (os.FileInfo, error) {
 	dir, _, err := nofollow.Parent("", path)
 	if err != nil {

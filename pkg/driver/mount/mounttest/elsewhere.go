@@ -11,11 +11,10 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// Elsewhere starts a process in a mount namespace of its own. What is mounted where
-// it starts goes with ours when that is shared or, if it is captured, stays until
-// the process ends, at the test's end at the latest. The process has its own name,
-// cat: Start returns once exec has closed our files, and until the kernel sets the
-// name a little later, the process still has that of the test.
+// Elsewhere starts a process in a mount namespace of its own. If captured, the
+// mounts there stay until the process ends, at the latest with the test;
+// otherwise shared mounts go with ours. It waits for the process's name, cat,
+// which the kernel sets only after Start returns.
 func Elsewhere(t testing.TB, captured bool) *os.Process {
 	t.Helper()
 	c := exec.Command("cat")

@@ -1,5 +1,5 @@
-// Package mounttest is the suite that every mount.Interface passes, the
-// running kernel as well as the fake.
+// Package mounttest is the test suite for mount.Interface. Both the kernel and the
+// fake pass it.
 package mounttest
 
 import (
@@ -14,19 +14,17 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// Harness is one implementation and something to mount with it.
+// Harness is an implementation with a device to mount.
 type Harness struct {
 	mount.Interface
-	// Node is the path of a device node, Device what it stands for. It carries
-	// an empty file system of FSType ("ext4" or "btrfs") of about Size bytes, the
-	// device's own size.
+	// Node is the path of Device's node. The device has Size bytes and an empty
+	// file system of FSType ("ext4" or "btrfs").
 	Node   string
 	FSType string
 	Device mount.Device
 	Size   int64
-	// Busy makes the layer at a path busy until release is called.
-	Busy func(t *testing.T, path string) (release func())
-	// Freeze freezes the file system at a path.
+	// Busy keeps the layer at path busy until release is called.
+	Busy   func(t *testing.T, path string) (release func())
 	Freeze func(t *testing.T, path string)
 }
 
@@ -159,14 +157,15 @@ func unmountBelow(t *testing.T, h Harness) {
 	dir, user := h.dir(t, "a"), h.dir(t, "b")
 	must.Succeed(t, h.Mount(mount.Source{Node: h.Node}, dir, h.FSType, nil))
 	inside := filepath.Join(dir, "node")
-	// The fake's files are all in the same directory, a mount's own are not there any more.
+	// The fake's files are all in one directory; a mount's own are gone by
+	// then.
 	t.Cleanup(func() { _ = os.Remove(inside) })
 	must.Succeed(t, os.WriteFile(inside, nil, 0o600))
 	must.Succeed(t, h.Bind(h.Node, inside, false))
 	if err := h.Unmount(dir); !errors.Is(err, syscall.EBUSY) {
 		t.Errorf("with a mount below: %v, want EBUSY", err)
 	}
-	// Where another uses the volume, what is mounted at the same place is left.
+	// A mount that is visible at another user's path is left.
 	must.Succeed(t, os.WriteFile(filepath.Join(user, "node"), nil, 0o600))
 	must.Succeed(t, h.Bind(h.Node, filepath.Join(user, "node"), false))
 	var left *mount.BelowError
@@ -262,7 +261,7 @@ func links(t *testing.T, h Harness) {
 	if err := h.Bind(source, link, false); err == nil {
 		t.Error("bound to a link")
 	}
-	// What is mounted behind a link is not unmounted through it.
+	// Unmount does not follow a link to a mount.
 	must.Succeed(t, h.Bind(source, outside, false))
 	if err := h.Unmount(through); !errors.Is(err, syscall.ELOOP) {
 		t.Errorf("unmount on the way: got %v", err)
