@@ -12,11 +12,10 @@ import (
 	"github.com/carve-csi/carve/pkg/driver/nofollow"
 )
 
-// BelowError says that a mount below one of ours was left. It matches unix.EBUSY, which is what
-// unmounting ours ends with.
+// BelowError means that a mount below one of ours was left. It matches
+// unix.EBUSY, the result of unmounting ours.
 type BelowError struct {
 	Point
-	// Reason says why the mount was left.
 	Reason string
 }
 
@@ -28,12 +27,12 @@ func (e *BelowError) Error() string {
 // Unwrap returns unix.EBUSY.
 func (e *BelowError) Unwrap() error { return unix.EBUSY }
 
-// UnmountBelow implements Interface. It takes off mounts that have none below them, round by
-// round, as such a mount can be hidden by another.
+// UnmountBelow implements Interface. It unmounts mounts without children, round
+// by round, as another mount may hide one.
 //
-// What is unmounted here is unmounted in all copies of the mount that it is attached to. A mount
-// attached to the one at the path was made in a copy of that, as all copies are of the volume.
-// Deeper ones can be attached to a copy of what is the host's.
+// An unmount propagates to all copies of the parent mount. A mount attached to
+// the one at path was made in one of its copies, which all show the volume. A
+// deeper one may be attached to a copy of a host's mount.
 func (s System) UnmountBelow(path string, users []string) ([]Point, error) {
 	var removed []Point
 	for {
@@ -61,7 +60,7 @@ func (s System) UnmountBelow(path string, users []string) ([]Point, error) {
 		if left != nil && len(removed) == before {
 			return removed, left
 		}
-		// One that is hidden by another is not reached by its path, and is not gone.
+		// A mount hidden by another cannot be reached by its path, and stays.
 		now, err := mountinfo.GetMounts(nil)
 		if err != nil {
 			return removed, fmt.Errorf("read the mount table: %w", err)
@@ -75,8 +74,7 @@ func (s System) UnmountBelow(path string, users []string) ([]Point, error) {
 	}
 }
 
-// lowest returns the mounts below a path that have no mount below them, those with longer paths
-// before those that they lie in.
+// lowest returns childless mounts, longer paths first.
 func lowest(own []*mountinfo.Info, path string) []*mountinfo.Info {
 	parents := map[int]bool{}
 	for _, m := range own {
@@ -92,7 +90,6 @@ func lowest(own []*mountinfo.Info, path string) []*mountinfo.Info {
 	return found
 }
 
-// mayGo fails unless a mount below a path can be unmounted without harm elsewhere.
 func (s System) mayGo(own []*mountinfo.Info, m *mountinfo.Info, path string, users []string) error {
 	relative := strings.TrimPrefix(m.Mountpoint, path)
 	for _, user := range users {
@@ -128,8 +125,8 @@ func parentOf(mounts []*mountinfo.Info, m *mountinfo.Info) *mountinfo.Info {
 	return mounts[i]
 }
 
-// madeIn reports whether all copies of a mount are attached to copies of the mount that it is
-// attached to itself: nothing is a copy of it that was not made with it.
+// madeIn reports whether every copy of m is attached to a copy of above, its
+// parent: then all were made together.
 func madeIn(above, m *mountinfo.Info, all []namespace) bool {
 	copies, around := receiversOf(group(m, "shared:"), all), map[string]bool{}
 	if shared := group(above, "shared:"); shared != "" {
@@ -149,7 +146,7 @@ func madeIn(above, m *mountinfo.Info, all []namespace) bool {
 	return true
 }
 
-// unmountTop unmounts the topmost layer at the path of a mount, which fails with a *BelowError.
+// unmountTop's errors are *BelowError.
 func (s System) unmountTop(m *mountinfo.Info) error {
 	dir, name, err := nofollow.Parent(s.Trusted, m.Mountpoint)
 	if err != nil {
@@ -159,7 +156,7 @@ func (s System) unmountTop(m *mountinfo.Info) error {
 	err = unix.Unmount(handle(dir)+"/"+name, unix.UMOUNT_NOFOLLOW)
 	switch {
 	case err == nil, errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
-		return nil // if it is not a mount point, it is hidden by another mount
+		return nil // no mount point: another mount hides it
 	case errors.Is(err, unix.EBUSY):
 		return &BelowError{pointOf(m), "it is in use. Stop what uses it"}
 	}

@@ -14,10 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A btrfs may lie on several devices, so the kernel gives each one mounted a
-// device number of its own, which is no device's. Ours lie on one.
+// A btrfs may span several devices, so the kernel gives each a device number
+// that belongs to none of them. A volume's btrfs has one device.
 
-// btrfsInfo is struct btrfs_ioctl_fs_info_args as far as it is of interest.
+// btrfsInfo is the start of struct btrfs_ioctl_fs_info_args.
 type btrfsInfo struct {
 	maxID, devices uint64
 	fsid           [16]byte
@@ -27,8 +27,8 @@ type btrfsInfo struct {
 // btrfsIOCInfo is BTRFS_IOC_FS_INFO, _IOR(0x94, 31, 1024 bytes).
 const btrfsIOCInfo = 0x8400941f
 
-// btrfsDevice returns the block device behind a mounted btrfs, by asking the
-// file system for its UUID, by which sysfs lists its devices.
+// btrfsDevice asks the file system for its UUID, under which sysfs lists its
+// devices.
 func btrfsDevice(path string) (Device, error) {
 	f, err := os.OpenFile(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -55,9 +55,8 @@ func btrfsDevice(path string) (Device, error) {
 	return parseDevice(strings.TrimSpace(string(numbers)))
 }
 
-// btrfsSource returns the block device behind a layer of a btrfs by the path
-// that the mount table has for it, or otherwise when that says nothing. The
-// file system itself is not touched.
+// btrfsSource returns the device that the mount table's source names, or
+// otherwise. It does not touch the file system.
 func btrfsSource(source string, otherwise Device) Device {
 	if device, err := (System{}).Node(source); err == nil {
 		return device
@@ -65,8 +64,8 @@ func btrfsSource(source string, otherwise Device) Device {
 	return otherwise
 }
 
-// btrfsFailures adds up what the btrfs mounted from a device has counted; zero
-// when there is none.
+// btrfsFailures sums the error counters of the btrfs mounted from a device, or
+// returns zero.
 func btrfsFailures(device Device) (int64, error) {
 	name, err := blockName(device)
 	if err != nil || name == "" {
@@ -98,8 +97,8 @@ func btrfsFailures(device Device) (int64, error) {
 	return sum, nil
 }
 
-// addUp adds the numbers in lines of a name and a number. Other lines, such as
-// the kernel's word that it has none yet, do not count.
+// addUp sums lines of a name and a number. It ignores others, such as the
+// kernel's note that no counters exist yet.
 func addUp(lines string) (int64, error) {
 	var sum int64
 	for line := range strings.Lines(lines) {
@@ -116,7 +115,6 @@ func addUp(lines string) (int64, error) {
 	return sum, nil
 }
 
-// parseDevice reads "major:minor".
 func parseDevice(s string) (Device, error) {
 	left, right, _ := strings.Cut(s, ":")
 	major, err := strconv.ParseUint(left, 10, 32)

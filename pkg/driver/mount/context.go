@@ -9,15 +9,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// KernelError is a mount that the kernel refused. It wraps the errno.
+// KernelError is a mount that the kernel refused.
 type KernelError struct {
-	// Step is what failed: the system call, and the option where it is about one.
+	// Step is the failed system call, or the option that it set.
 	Step string
-	// Messages are the kernel's own, without a level or an end of line. They can be empty:
-	// much goes to the kernel's log alone, before Linux 5.17 all that ext4 says.
+	// Messages are the kernel's, without level and newline. They may be
+	// missing: many messages go only to the kernel log, before Linux 5.17 all
+	// of ext4's.
 	Messages []string
-	// Err is the errno.
-	Err error
+	Err      error
 }
 
 // Error names the step and the errno, and quotes the kernel.
@@ -31,15 +31,14 @@ func (e *KernelError) Error() string {
 // Unwrap returns the errno.
 func (e *KernelError) Unwrap() error { return e.Err }
 
-// ErrUnverified says that the kernel mounted something else than what was asked for.
+// ErrUnverified means that the kernel mounted something else than requested.
 // Nothing was attached.
 var ErrUnverified = errors.New("what the kernel mounted is not what was asked for")
 
-// fsContext is a file system while it is being configured, by the descriptor that
-// fsopen(2) returned. Closing it before a mount is made of it leaves nothing.
+// fsContext is the descriptor of fsopen(2), a file system being configured.
+// Closing it before the mount is created leaves nothing.
 type fsContext struct{ *os.File }
 
-// openContext begins the mount of a file system of a type.
 func openContext(fsType string) (fsContext, error) {
 	fd, err := unix.Fsopen(fsType, unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -50,18 +49,17 @@ func openContext(fsType string) (fsContext, error) {
 
 func (c fsContext) fd() int { return int(c.Fd()) }
 
-// failed adds to an errno what the kernel has to say of it.
 func (c fsContext) failed(step string, err error) error {
 	return &KernelError{Step: step, Messages: c.messages(), Err: err}
 }
 
-// messages reads the errors and warnings that the kernel keeps in the context; each read
-// takes one.
+// messages reads the kernel's errors and warnings about the context, one per
+// read.
 func (c fsContext) messages() []string {
 	var found []string
 	for buffer := make([]byte, 4096); ; {
 		n, err := unix.Read(c.fd(), buffer)
-		if err != nil || n == 0 { // ENODATA: there are no more.
+		if err != nil || n == 0 { // ENODATA: no more messages
 			return found
 		}
 		level, text, _ := strings.Cut(strings.TrimSpace(string(buffer[:n])), " ")
@@ -71,7 +69,7 @@ func (c fsContext) messages() []string {
 	}
 }
 
-// create makes a mount that is attached nowhere: closing it takes it away.
+// create returns a detached mount, which vanishes when closed.
 func (c fsContext) create(device string, parameters []parameter, attributes int) (*os.File, error) {
 	if err := c.configure(device, parameters); err != nil {
 		return nil, err
@@ -79,11 +77,10 @@ func (c fsContext) create(device string, parameters []parameter, attributes int)
 	return c.mount(attributes)
 }
 
-// maxValue is how long the value of an option may be, in bytes: fsconfig(2) refuses a longer one
-// without a word.
+// maxValue is the maximum length of an option's value in bytes. fsconfig(2)
+// rejects longer ones without a message.
 const maxValue = 255
 
-// configure sets what is to be mounted, and how.
 func (c fsContext) configure(device string, parameters []parameter) error {
 	if err := unix.FsconfigSetString(c.fd(), "source", device); err != nil {
 		return c.failed("device "+device, err)
@@ -105,10 +102,9 @@ func (c fsContext) configure(device string, parameters []parameter) error {
 	return nil
 }
 
-// readFileSystem is the step in which the kernel looks at the device and at all options.
+// The kernel reads the device and validates the options in this step.
 const readFileSystem = "read the file system"
 
-// mount has the kernel read the file system, and makes a mount of it.
 func (c fsContext) mount(attributes int) (*os.File, error) {
 	if err := unix.FsconfigCreate(c.fd()); err != nil {
 		return nil, c.failed(readFileSystem, err)
@@ -120,10 +116,9 @@ func (c fsContext) mount(attributes int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "fsmount"), nil
 }
 
-// magic are the numbers by which the kernel identifies the types of mounted file systems.
 var magic = map[string]int64{"ext4": unix.EXT4_SUPER_MAGIC, "xfs": unix.XFS_SUPER_MAGIC, "btrfs": unix.BTRFS_SUPER_MAGIC}
 
-// verified are the attributes of a layer that statfs(2) shows.
+// verified are the layer attributes that statfs(2) shows.
 var verified = []struct {
 	name      string
 	attribute int
@@ -137,9 +132,9 @@ var verified = []struct {
 	{"nodiratime", unix.MOUNT_ATTR_NODIRATIME, unix.ST_NODIRATIME},
 }
 
-// verify compares a mount that is attached nowhere with what was asked for: the device,
-// the type, and the attributes. Options of the file system itself cannot be read before
-// it is attached; the kernel refuses those that it does not know.
+// verify compares the device, type and attributes of a detached mount with the
+// request. Options of the file system cannot be read before it is attached, but
+// the kernel rejects unknown ones.
 func verify(tree *os.File, want Device, fsType string, attributes int) error {
 	var statfs unix.Statfs_t
 	if err := unix.Fstatfs(int(tree.Fd()), &statfs); err != nil {
@@ -163,7 +158,6 @@ func verify(tree *os.File, want Device, fsType string, attributes int) error {
 	return nil
 }
 
-// deviceOfMount returns the block device behind a mount.
 func deviceOfMount(tree *os.File, fsType int64) (Device, error) {
 	if fsType == unix.BTRFS_SUPER_MAGIC {
 		return btrfsDevice(handle(tree) + "/.")
@@ -175,8 +169,8 @@ func deviceOfMount(tree *os.File, fsType int64) (Device, error) {
 	return Device{st.Dev_major, st.Dev_minor}, nil
 }
 
-// showsAlready reports whether a directory is the root of a mount of the same file system
-// as a mount: mount(2) refuses to put one over the other, move_mount(2) does not.
+// showsAlready reports whether dir is the root of a mount of tree's file
+// system. mount(2) rejects such a mount, move_mount(2) does not.
 func showsAlready(dir, tree *os.File) (bool, error) {
 	var at, added unix.Statx_t
 	for f, st := range map[*os.File]*unix.Statx_t{dir: &at, tree: &added} {

@@ -22,7 +22,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestTheKernelsOwnWordsAreInTheError mounts with options that the kernel refuses.
 func TestTheKernelsOwnWordsAreInTheError(t *testing.T) {
 	device, _ := formatDisk(t, filesystem.Ext4)
 	dir, system := t.TempDir(), mount.System{}
@@ -79,8 +78,7 @@ func TestAValueThatTheKernelCannotTakeIsNamed(t *testing.T) {
 	wantNothing(t, dir, device)
 }
 
-// TestAMountThatIsNotWhatWasAskedForIsNeverSeen asks for another device than the node
-// stands for.
+// The node stands for another device than requested.
 func TestAMountThatIsNotWhatWasAskedForIsNeverSeen(t *testing.T) {
 	for _, fsType := range []filesystem.Type{filesystem.Ext4, filesystem.XFS, filesystem.Btrfs} {
 		t.Run(string(fsType), func(t *testing.T) {
@@ -97,11 +95,11 @@ func TestAMountThatIsNotWhatWasAskedForIsNeverSeen(t *testing.T) {
 	}
 }
 
-// asMounter has this test's program mount the disk at the path that follows, and
-// do nothing else.
+// asMounter makes the test program only mount the disk at the path in this
+// variable.
 const asMounter = "CARVE_TEST_MOUNT_AT"
 
-// TestMounter is what TestAMountThatIsKilledLeavesNothing kills.
+// TestMounter is the process that TestAMountThatIsKilledLeavesNothing kills.
 func TestMounter(t *testing.T) {
 	// strace counts the calls of each thread.
 	runtime.LockOSThread()
@@ -115,8 +113,8 @@ func TestMounter(t *testing.T) {
 	must.Succeed(t, mount.System{}.Mount(mount.Source{Node: disk}, path, "ext4", []string{"noatime", "commit=30"}))
 }
 
-// TestAMountThatIsKilledLeavesNothing kills a process that mounts before each of its
-// system calls.
+// TestAMountThatIsKilledLeavesNothing kills a mounting process before each of
+// its system calls.
 func TestAMountThatIsKilledLeavesNothing(t *testing.T) {
 	device, _ := formatDisk(t, filesystem.Ext4)
 	program := must.Get(os.Executable())(t)
@@ -129,7 +127,7 @@ func TestAMountThatIsKilledLeavesNothing(t *testing.T) {
 			cmd.Env = append(os.Environ(), asMounter+"="+dir)
 			out, err := cmd.CombinedOutput()
 			if err == nil {
-				// It has fewer such calls.
+				// It makes fewer such calls.
 				if at, err := (mount.System{}).At(dir); err != nil || at.Device != device {
 					t.Errorf("not killed, it left %+v, %v", at, err)
 				}
@@ -143,8 +141,8 @@ func TestAMountThatIsKilledLeavesNothing(t *testing.T) {
 			wantNothing(t, dir, device)
 		}
 	}
-	// Configured are the device and commit, noatime being an option of the layer, and that is
-	// all.
+	// noatime is an attribute of the layer, so fsconfig gets only the device,
+	// commit and the final create.
 	if want := []string{"fsopen1", "fsconfig1", "fsconfig2", "fsconfig3", "fsmount1", "move_mount1"}; !slices.Equal(killed, want) {
 		t.Errorf("it was killed before %q, want %q", killed, want)
 	}
@@ -153,8 +151,8 @@ func TestAMountThatIsKilledLeavesNothing(t *testing.T) {
 	must.Succeed(t, mount.System{}.Unmount(dir))
 }
 
-// wantNothing checks that nothing is mounted at a directory, and that the kernel lets the
-// device go: what a process had open that was killed is closed soon after.
+// wantNothing waits, as the kernel closes the descriptors of a killed process a
+// little later.
 func wantNothing(t *testing.T, dir string, device mount.Device) {
 	t.Helper()
 	if at, err := (mount.System{}).At(dir); err != nil || at.Mounted {

@@ -16,16 +16,16 @@ import (
 	"github.com/moby/sys/mountinfo"
 )
 
-// Holder is a mount of a device in another mount namespace, and a process that
-// runs there.
+// Holder is a mount of a device in another mount namespace, with a process
+// there.
 type Holder struct {
-	// PID is as Proc shows it, Process the name of the process.
+	// PID is as seen in Proc.
 	PID     int
 	Process string
-	// Pod is the UID of the process's Pod and Container the id of its container;
-	// empty where the control group does not show them.
+	// The Pod's UID and the container's id, or empty if the control group does
+	// not show them.
 	Pod, Container string
-	// Path is where the process sees the mount.
+	// Path is the mount point as the process sees it.
 	Path string
 }
 
@@ -41,10 +41,9 @@ func (h Holder) String() string {
 	return fmt.Sprintf("process %d (%s)%s has it mounted at %s", h.PID, h.Process, of, h.Path)
 }
 
-// ErrHostUnseen says that only processes of our own container are seen.
+// ErrHostUnseen means that only processes of our own container are visible.
 var ErrHostUnseen = errors.New("no process of the host is seen")
 
-// namespace is one mount namespace, by a process that runs in it.
 type namespace struct {
 	pid    int
 	mounts []*mountinfo.Info
@@ -68,10 +67,10 @@ func (System) InUse(device Device) (bool, error) {
 	return false, nil
 }
 
-// Holders implements Interface by reading the mount table of each mount namespace
-// that a process runs in. A namespace is known by the number of its first mount,
-// which the kernel gives to one mount only: comparing the namespaces themselves
-// needs more rights than reading their tables.
+// Holders implements Interface by reading one mount table per mount namespace.
+// It identifies a namespace by the id of its first mount, which is unique:
+// comparing the namespaces themselves needs more privileges than reading their
+// tables.
 func (s System) Holders(device Device, leaving string) ([]Holder, error) {
 	own, others, err := s.namespaces()
 	if err != nil {
@@ -89,7 +88,6 @@ func (s System) Holders(device Device, leaving string) ([]Holder, error) {
 	return holders, nil
 }
 
-// shows reports whether a mount shows a file system that lies on the device.
 func shows(m *mountinfo.Info, device Device) bool {
 	has := Device{uint32(m.Major), uint32(m.Minor)}
 	if m.FSType == "btrfs" {
@@ -105,7 +103,6 @@ func (s System) proc() string {
 	return s.Proc
 }
 
-// namespaces returns our own mount namespace and all others.
 func (s System) namespaces() (own []*mountinfo.Info, others []namespace, err error) {
 	if err := s.seesHost(); err != nil {
 		return nil, nil, err
@@ -127,7 +124,7 @@ func (s System) namespaces() (own []*mountinfo.Info, others []namespace, err err
 		table := filepath.Join(s.proc(), e.Name(), "mountinfo")
 		id, err := firstMount(table)
 		if err != nil || id == "" || seen[id] {
-			continue // It ended meanwhile, or its namespace is known.
+			continue // it has ended, or its namespace is known
 		}
 		seen[id] = true
 		if _, mounts, err := readTable(table); err == nil {
@@ -137,9 +134,9 @@ func (s System) namespaces() (own []*mountinfo.Info, others []namespace, err err
 	return own, others, nil
 }
 
-// seesHost fails where Proc shows the processes of our own container only. A
-// process that Proc shows from the outside has a number for each level of
-// namespaces; on the host itself the kernel's own processes are seen.
+// seesHost fails if Proc shows only our own container. A process seen from
+// outside has several numbers in NSpid, one per level of namespaces; on the
+// host itself kthreadd is visible.
 func (s System) seesHost() error {
 	status, err := os.ReadFile(filepath.Join(s.proc(), "self/status"))
 	if err != nil {
@@ -156,7 +153,6 @@ func (s System) seesHost() error {
 	return fmt.Errorf("%w in %s", ErrHostUnseen, s.proc())
 }
 
-// firstMount returns the number of the first mount in a table.
 func firstMount(table string) (string, error) {
 	f, err := os.Open(table)
 	if err != nil {
@@ -168,7 +164,6 @@ func firstMount(table string) (string, error) {
 	return id, err
 }
 
-// readTable returns the number of the first mount in a table, and all mounts.
 func readTable(table string) (first string, mounts []*mountinfo.Info, err error) {
 	f, err := os.Open(table)
 	if err != nil {
@@ -185,16 +180,15 @@ func readTable(table string) (first string, mounts []*mountinfo.Info, err error)
 	return first, mounts, nil
 }
 
-// place is where a mount is attached: a path of a file system, in the mounts that
-// propagate to each other there.
+// place is where a mount is attached: a path in a file system, and the peer
+// groups of the mount there.
 type place struct {
 	device       Device
 	path         string
 	shared, from string
 }
 
-// placeOf returns where a mount is attached. Of a stack it is the place of the
-// lowest layer.
+// placeOf returns the place of m, or of the lowest layer of its stack.
 func placeOf(mounts []*mountinfo.Info, m *mountinfo.Info) (place, bool) {
 	for range len(mounts) {
 		i := slices.IndexFunc(mounts, func(p *mountinfo.Info) bool { return p.ID == m.Parent })
@@ -215,8 +209,7 @@ func placeOf(mounts []*mountinfo.Info, m *mountinfo.Info) (place, bool) {
 	return place{}, false
 }
 
-// group returns the number of a mount's peer group, or of that which it receives
-// from; "" if there is none.
+// group returns the id of the peer group that tag names, or "".
 func group(m *mountinfo.Info, tag string) string {
 	for _, field := range strings.Fields(m.Optional) {
 		if number, ok := strings.CutPrefix(field, tag); ok {
@@ -226,9 +219,9 @@ func group(m *mountinfo.Info, tag string) string {
 	return ""
 }
 
-// goingWith returns a function that reports whether a mount in another namespace goes when ours
-// at the path leaving is unmounted: it is attached to the same place of a mount
-// that receives what happens to the one below ours.
+// goingWith returns a test for mounts in other namespaces that vanish when ours
+// at leaving is unmounted. Those have the same place, in a mount that receives
+// events from our parent mount.
 func goingWith(own []*mountinfo.Info, others []namespace, leaving string) func([]*mountinfo.Info, *mountinfo.Info) bool {
 	none := func([]*mountinfo.Info, *mountinfo.Info) bool { return false }
 	i := slices.IndexFunc(own, func(m *mountinfo.Info) bool { return m.Mountpoint == leaving })
@@ -246,8 +239,8 @@ func goingWith(own []*mountinfo.Info, others []namespace, leaving string) func([
 	}
 }
 
-// receiversOf returns the peer groups that receive, directly or through others,
-// what happens in one.
+// receiversOf returns the peer groups that receive events of one, directly or
+// through others.
 func receiversOf(shared string, others []namespace) map[string]bool {
 	receivers := map[string]bool{shared: true}
 	for grown := true; grown; {
@@ -264,14 +257,13 @@ func receiversOf(shared string, others []namespace) map[string]bool {
 	return receivers
 }
 
-// The parts of a control group's path that name a Pod and a container, with the
-// cgroupfs and the systemd driver.
+// Parts of a control group's path, with the cgroupfs and the systemd driver.
 var (
 	podGroup       = regexp.MustCompile(`pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})`)
 	containerGroup = regexp.MustCompile(`[0-9a-f]{64}`)
 )
 
-// holder names a process. What cannot be read is left out: it may have ended.
+// holder omits whatever cannot be read: the process may have ended.
 func (s System) holder(pid int, at string) Holder {
 	dir := filepath.Join(s.proc(), strconv.Itoa(pid))
 	h := Holder{PID: pid, Process: "unknown", Path: at}
@@ -286,8 +278,8 @@ func (s System) holder(pid int, at string) Holder {
 	return h
 }
 
-// ParseGroup returns the Pod's UID and the container's id from the content of a
-// process's file cgroup; empty where there are none.
+// ParseGroup returns the Pod's UID and the container's id from a
+// /proc/PID/cgroup file, or empty strings.
 func ParseGroup(content string) (pod, container string) {
 	if match := podGroup.FindStringSubmatch(content); match != nil {
 		pod = strings.ReplaceAll(match[1], "_", "-")

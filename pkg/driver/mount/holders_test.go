@@ -31,7 +31,6 @@ func TestParseGroup(t *testing.T) {
 	}
 }
 
-// fakeProc has a proc file system of these files.
 func fakeProc(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -61,9 +60,9 @@ func TestHoldersFailWhereTheHostIsNotSeen(t *testing.T) {
 	}
 }
 
-// TestWhatGoesWithAMount has the node plugin's own table, that of the host, of an
-// agent that receives mounts, of one that has captured them, and of a container that
-// uses the volume. Two processes live in each namespace.
+// TestWhatGoesWithAMount has mount tables of the node plugin, the host, an
+// agent that receives mounts, one that has captured them, and a container that
+// uses the volume, each with two processes.
 func TestWhatGoesWithAMount(t *testing.T) {
 	const published = "/var/lib/kubelet/pods/uid/volumes/v/mount"
 	own := "10 1 0:40 / / rw - overlay o rw\n" +

@@ -16,7 +16,7 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// TestTheKubeletSeesTheSame looks at mounts with what the kubelet looks at them with.
+// TestTheKubeletSeesTheSame compares with the functions that the kubelet uses.
 func TestTheKubeletSeesTheSame(t *testing.T) {
 	kubelet := mountutils.NewWithoutSystemd("")
 	for _, fsType := range []filesystem.Type{filesystem.Ext4, filesystem.XFS, filesystem.Btrfs} {

@@ -1,29 +1,29 @@
-// Package mount is the node plugin's view of the kernel's mount table: it
-// mounts file systems, binds them and device nodes to further paths, unmounts
-// them again and reports what is where.
+// Package mount is the node plugin's interface to the kernel's mount table. It
+// mounts file systems, binds mounts and device nodes, unmounts them and reports
+// their state.
 //
-// It owns the system calls and nothing else: no retries, no locks, no policy
-// about which path or option is allowed, and no process is ever forked.
+// It only makes system calls: it has no retries, no locks and no policy on
+// paths or options, and never forks.
 //
-// Vocabulary: a layer is one mount at a path; several at the same path hide
-// each other, and only the topmost is seen. A device is a pair of numbers; a
-// path to a device node is only a way to find them. What is published at a
-// path is identified by the device behind it: the one that the mounted file system
-// is on, or the one that the bound node stands for.
+// Vocabulary: a layer is one mount at a path. Several layers may share a path;
+// only the topmost is visible. A device is a pair of numbers; device nodes only
+// lead to them. A path is identified by the device that it shows: of the
+// mounted file system, or of the bound node.
 //
-// Invariants: a mount appears at its path complete, with all its options, or
-// not at all. Unmount removes every layer, and works on mounts whose device is
-// dead. A symbolic link at or on the way to a path of a mount is refused.
+// Invariants: a mount appears complete, with all its options, or not at all.
+// Unmount removes every layer, even of a dead device. Mount paths with a
+// symbolic link are rejected.
 //
-// The kubelet looks at the same mounts with k8s.io/mount-utils, and the tests on real mounts
-// do, too. What this package does differently: Mount, Unmount and New of mount-utils fork;
-// SafeFormatAndMount formats what blkid cannot name; ResizeFs cannot be cancelled; IsMountPoint
-// and IsLikelyNotMountPoint follow links, and do not say which device is there; ParseMountInfo
-// fails on the whole table for one mount without a source, which github.com/moby/sys/mountinfo
-// reads; FakeMounter knows no devices, layers or propagation.
+// The kubelet, and the tests with real mounts, use k8s.io/mount-utils. This
+// package does not: its Mount, Unmount and New fork; SafeFormatAndMount formats
+// whatever blkid does not recognize; ResizeFs cannot be cancelled; IsMountPoint
+// and IsLikelyNotMountPoint follow links and do not return the device;
+// ParseMountInfo fails on the whole table for one mount without a source,
+// unlike github.com/moby/sys/mountinfo; FakeMounter has no devices, layers or
+// propagation.
 //
-// The CSI node service in pkg/driver is the caller. Package mountfake has the
-// fake, mounttest the suite that both pass.
+// pkg/driver is the caller. Package mountfake has a fake, mounttest the suite
+// that both implementations pass.
 package mount
 
 import "fmt"
@@ -33,115 +33,112 @@ type Device struct {
 	Major, Minor uint32
 }
 
-// String returns "major:minor", as the kernel writes it in sysfs.
+// String returns "major:minor", as in sysfs.
 func (d Device) String() string { return fmt.Sprintf("%d:%d", d.Major, d.Minor) }
 
 // Source is a device with a file system.
 type Source struct {
-	// Node is the path of a node of the device, which may be a link.
+	// Node is the path of a device node; it may be a link.
 	Node string
-	// Device is which device that has to be; zero is the one that the node stands for.
+	// Device is the expected device, or zero for whatever Node stands for.
 	Device Device
 }
 
-// State is what At finds at a path.
+// State describes a path.
 type State struct {
-	// Mounted is false when the path is missing or is not the root of a mount;
-	// the other fields are zero then.
+	// Mounted is false if the path is missing or not the root of a mount. The
+	// other fields are then zero.
 	Mounted bool
-	// Device is the block device that the topmost layer shows: that of its file
-	// system, or the one that the bound device node stands for.
+	// Device is the block device of the topmost layer: of its file system, or
+	// of the bound device node.
 	Device Device
-	// Node is true when a device node is bound to the path.
+	// Node means that a device node is bound to the path.
 	Node bool
-	// ReadOnly is true when the topmost layer, or the file system below it,
-	// cannot be written to.
+	// ReadOnly means that the topmost layer or its file system is read-only.
 	ReadOnly bool
 }
 
 // Point is one layer in the mount table.
 type Point struct {
 	Path string
-	// Device of the file system. For a bound device node that is the file
-	// system the node lies in; At returns which device it stands for.
+	// Device is the file system's. For a bound device node that is the file
+	// system that contains it; At returns the node's own device.
 	Device Device
-	// Root is the path within the file system that is mounted: "/" unless a
-	// directory or file of it is bound.
+	// Root is the mounted path within the file system: "/" unless a directory
+	// or file is bound.
 	Root string
-	// FSType is the file system's type, e.g. "ext4" or "devtmpfs".
+	// FSType is for example "ext4" or "devtmpfs".
 	FSType string
-	// Options belong to the layer: "ro", "noatime". FSOptions belong to the file
-	// system and are the same in all its layers: "ro", "dax=always".
+	// Options are the layer's, such as "ro" and "noatime". FSOptions are shared
+	// by all layers of the file system, such as "ro" and "dax=always".
 	Options, FSOptions []string
 }
 
-// Usage is how full a file system is.
+// Usage is a file system's usage.
 type Usage struct {
-	// TotalBytes, AvailableBytes and UsedBytes: available is what unprivileged
-	// users can still write, and can be less than what is not used.
+	// AvailableBytes is the space for unprivileged users, perhaps less than the
+	// unused space.
 	TotalBytes, AvailableBytes, UsedBytes int64
-	// TotalInodes, FreeInodes and UsedInodes. A file system that makes inodes
-	// as needed reports how many it could have.
+	// A file system that creates inodes as needed reports its maximum.
 	TotalInodes, FreeInodes, UsedInodes int64
 }
 
-// Interface is what the node service asks of the kernel. All methods may be
-// called concurrently; callers serialise calls that change one path. Errors
-// wrap the errno.
+// Interface is the part of the kernel that the node service uses. Methods may
+// be called concurrently, but callers serialize calls that change one path.
+// Errors wrap the errno.
 type Interface interface {
-	// Mount mounts the file system on a device at a directory. Options are
-	// those of mount(8), one each, already checked; both those of the layer and
-	// those of the file system, of which later ones win. Before the mount is seen at
-	// the path, the device, the type and the attributes of the layer are compared with
-	// what was asked for: ErrUnverified. What the kernel refuses is a *KernelError, with
-	// what the kernel says of it. EBUSY: the path shows the file system already.
+	// Mount mounts a device's file system at a directory. options are checked
+	// mount(8) options of the layer and the file system, one each; later ones
+	// win. Before the mount becomes visible, Mount verifies the device, type
+	// and layer attributes, or returns ErrUnverified. If the kernel refuses,
+	// the error is a *KernelError. EBUSY means that the path already shows the
+	// file system.
 	Mount(source Source, path, fsType string, options []string) error
-	// Bind makes the mount at source, or the device node at source, appear at
-	// the existing directory or file path too.
+	// Bind binds the mount or device node at source to the existing directory
+	// or file at path.
 	Bind(source, path string, readOnly bool) error
-	// Unmount removes all layers at the path. It succeeds when there are none and
-	// when the path does not exist. EBUSY: the topmost layer is in use.
+	// Unmount removes all layers at path. It succeeds if there is none or path
+	// does not exist. EBUSY means that the topmost layer is in use.
 	Unmount(path string) error
-	// UnmountBelow unmounts what others mounted below the mount at the path, deepest first,
-	// and returns what it unmounted. A mount is left, with a *BelowError, if it is in use, if
-	// the same would be unmounted elsewhere than in copies of the one at the path, or if it
-	// is seen below one of the users' paths too: others have the volume in use there.
+	// UnmountBelow unmounts others' mounts below the mount at path, deepest
+	// first, and returns them. It leaves a mount, with a *BelowError, that is
+	// in use, that is also visible below a path in users, where the volume is
+	// in use, or whose unmount would propagate beyond copies of the mount at
+	// path.
 	UnmountBelow(path string, users []string) ([]Point, error)
-	// Thaw thaws the file system mounted at the path (fsfreeze(8)), and
-	// reports whether it was frozen. It can block as long as the device does.
+	// Thaw thaws the file system at path (fsfreeze(8)) and reports whether it
+	// was frozen. It can block as long as the device does.
 	Thaw(path string) (bool, error)
-	// At looks at one path, at a cost that does not depend on how many mounts
-	// there are. A dead file system can make it fail with EIO.
+	// At returns the state of one path, at a cost independent of the number of
+	// mounts. On a dead file system it may fail with EIO.
 	At(path string) (State, error)
-	// Below returns all layers whose path is strictly below dir, in the order of
-	// their paths. It reads the whole mount table and touches no file system.
+	// Below returns all layers strictly below dir, sorted by path. It reads the
+	// whole mount table and touches no file system.
 	Below(dir string) ([]Point, error)
-	// Node returns the device that a node in the file system stands for. ENOTBLK
-	// when it is something else.
+	// Node returns the device of a device node. ENOTBLK means that path is
+	// something else.
 	Node(path string) (Device, error)
-	// Usage asks the file system mounted at the path how full it is.
 	Usage(path string) (Usage, error)
-	// Errors returns how many errors the kernel has found in the ext4 file system
-	// mounted from the device, since it was last repaired. Above zero it takes
-	// no more writes, unless its options say otherwise; newer kernels show that
-	// nowhere else. Zero for other file systems: xfs fails altogether instead.
+	// Errors returns the kernel's count of errors in the ext4 mounted from the
+	// device, since its last repair. Above zero the file system rejects writes,
+	// unless its options say otherwise; newer kernels show that nowhere else.
+	// It returns zero for other types: xfs shuts down instead.
 	Errors(device Device) (int64, error)
-	// Warnings returns how often the kernel warned of the file system mounted
-	// from the device and went on with it: the warnings of ext4 since it was
-	// mounted, such as of data that could not be written; of btrfs the reads,
-	// writes and flushes that failed and the checksums that were wrong, since the
-	// file system was made. Zero for xfs, which counts nothing.
+	// Warnings returns how often the kernel warned about the file system and
+	// went on. For ext4 it counts warnings since the mount, such as lost data;
+	// for btrfs failed reads, writes and flushes and wrong checksums since it
+	// was made. xfs has no counters: zero.
 	Warnings(device Device) (int64, error)
-	// InUse reports whether the kernel has the file system on the device mounted,
-	// in whatever mount namespace. It touches neither of them.
+	// InUse reports whether the kernel has the device's file system mounted, in
+	// any mount namespace. It touches neither of them.
 	InUse(device Device) (bool, error)
-	// Holders returns the mounts of the device in other mount namespaces that stay
-	// when the one at the path leaving is unmounted; all there are, if leaving is
-	// empty. ErrHostUnseen: the processes of the host are not seen.
+	// Holders returns the device's mounts in other mount namespaces that
+	// survive an unmount of leaving, or all if leaving is empty. ErrHostUnseen
+	// means that the host's processes are not visible.
 	Holders(device Device, leaving string) ([]Holder, error)
-	// Mapped returns the name and the UUID by which device-mapper knows a device;
-	// both are empty when the device is not one of its own, or is gone.
+	// Mapped returns device-mapper's name and UUID of a device, empty if it is
+	// gone or not device-mapper's.
 	Mapped(device Device) (name, uuid string, err error)
-	// NodeSize returns the size in bytes of the device that a node stands for.
+	// NodeSize returns the size in bytes of a node's device.
 	NodeSize(path string) (int64, error)
 }

@@ -6,11 +6,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// atimeMask covers the attributes that say when access times are written. They are one
-// value, of which zero is relatime.
+// atimeMask covers the attributes for access times, which are one value; zero
+// is relatime.
 const atimeMask = unix.MOUNT_ATTR__ATIME
 
-// layerOptions are the options that belong to a layer: attributes of fsmount(2).
+// layerOptions are options of the layer, as attributes for fsmount(2).
 var layerOptions = map[string]struct{ clear, set int }{
 	"ro":          {set: unix.MOUNT_ATTR_RDONLY},
 	"rw":          {clear: unix.MOUNT_ATTR_RDONLY},
@@ -26,31 +26,29 @@ var layerOptions = map[string]struct{ clear, set int }{
 	"atime":       {clear: unix.MOUNT_ATTR_NOATIME},
 	"strictatime": {clear: atimeMask, set: unix.MOUNT_ATTR_STRICTATIME},
 	"relatime":    {clear: atimeMask},
-	// What the kernel does anyway.
+	// The kernel's defaults.
 	"norelatime": {},
 	"defaults":   {},
 }
 
-// parameter is one option of a file system, as fsconfig(2) takes it.
 type parameter struct {
 	key, value string
-	// flag: the option has no value.
-	flag bool
+	flag       bool
 }
 
-// split sorts options into the attributes of the layer and the parameters of the file
-// system. Later options win over earlier ones: the kernel sees to that for parameters.
+// split separates layer attributes from file system parameters. Later options
+// win; for parameters the kernel ensures that.
 func split(options []string) (attributes int, parameters []parameter) {
 	for _, option := range options {
 		layer, ok := layerOptions[option]
 		attributes = attributes&^layer.clear | layer.set
-		// A file system is read-only, too, not its layer alone.
+		// The file system itself becomes read-only too, not just the layer.
 		if ok && option != "ro" && option != "rw" {
 			continue
 		}
 		key, value, hasValue := strings.Cut(option, "=")
-		// Quotes keep commas within a list of options together. Here they would be part of
-		// the value.
+		// In a list of options quotes protect commas. Here they would become
+		// part of the value.
 		if len(value) >= 2 && strings.HasPrefix(value, `"`) && strings.HasSuffix(value, `"`) {
 			value = value[1 : len(value)-1]
 		}

@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// labelOptions are the options of SELinux (security_fs_context_parse_param in the kernel).
+// labelOptions are SELinux's (security_fs_context_parse_param in the kernel).
 var labelOptions = map[string]bool{"context": true, "fscontext": true, "defcontext": true, "rootcontext": true}
 
-// takesLabelsByMount reports whether a file system that fsconfig(2) refused may have been
-// refused for its labels alone: before Linux 6.8 btrfs takes these from mount(2) only. The
-// kernel has given it other ones by the time when it looks at those of the context. Without
-// SELinux the option itself is refused, earlier.
+// takesLabelsByMount reports whether fsconfig(2) may have failed only because
+// of labels. Before Linux 6.8 btrfs takes them from mount(2) alone: when the
+// kernel applies those of the context, the file system already has others.
+// Without SELinux the option itself is rejected, earlier.
 func takesLabelsByMount(fsType string, parameters []parameter, refused error) bool {
 	var kernel *KernelError
 	if fsType != "btrfs" || !errors.As(refused, &kernel) || kernel.Step != readFileSystem || !errors.Is(kernel, unix.EINVAL) {
@@ -30,8 +30,8 @@ func takesLabelsByMount(fsType string, parameters []parameter, refused error) bo
 	return false
 }
 
-// mountPrivately makes a mount by mount(2) that is attached nowhere: in a mount namespace
-// that no other thread sees and that ends with its thread, of which it returns a copy.
+// mountPrivately returns a detached copy of a mount made by mount(2), in a
+// mount namespace that no other thread sees and that ends with its thread.
 func mountPrivately(device, fsType string, options []string, attributes int) (*os.File, error) {
 	type made struct {
 		tree *os.File
@@ -39,7 +39,7 @@ func mountPrivately(device, fsType string, options []string, attributes int) (*o
 	}
 	result := make(chan made)
 	go func() {
-		// The thread is never given back: it has another namespace.
+		// Never unlock the thread: it has another namespace.
 		runtime.LockOSThread()
 		tree, err := mountInNamespace(device, fsType, options, attributes)
 		result <- made{tree, err}
@@ -48,12 +48,12 @@ func mountPrivately(device, fsType string, options []string, attributes int) (*o
 	return r.tree, r.err
 }
 
-// somewhere is where mountInNamespace puts the mount in its own namespace. Every system
-// has the directory, and nothing is looked up in it afterwards.
+// somewhere is the mount point in the private namespace. It exists on every
+// system, and nothing is looked up in it afterwards.
 const somewhere = "/dev"
 
-// mountInNamespace gives the thread a mount namespace of its own and mounts there. The mount
-// itself is gone when it returns, so that a thread that does not end keeps nothing.
+// mountInNamespace moves the thread to a mount namespace of its own and mounts
+// there. It unmounts before it returns, in case the thread does not end.
 func mountInNamespace(device, fsType string, options []string, attributes int) (*os.File, error) {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return nil, os.NewSyscallError("unshare", err)

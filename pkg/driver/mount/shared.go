@@ -7,8 +7,8 @@ import (
 	"github.com/moby/sys/mountinfo"
 )
 
-// CheckShared fails unless what is mounted below a directory is seen by the host
-// and the other way round: the mount that the directory lies on is shared.
+// CheckShared fails unless the mount under dir is shared, so that mounts below
+// dir propagate to the host and back.
 func CheckShared(dir string) error {
 	mounts, err := mountinfo.GetMounts(nil)
 	if err != nil {
@@ -21,7 +21,7 @@ func checkShared(mounts []*mountinfo.Info, dir string) error {
 	var on *mountinfo.Info
 	for _, m := range mounts {
 		above := m.Mountpoint == dir || strings.HasPrefix(dir, strings.TrimSuffix(m.Mountpoint, "/")+"/")
-		// Of several at one path the last one is seen.
+		// The last mount at a path hides the others.
 		if above && (on == nil || len(m.Mountpoint) >= len(on.Mountpoint)) {
 			on = m
 		}

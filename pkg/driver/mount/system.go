@@ -19,29 +19,26 @@ import (
 	"github.com/carve-csi/carve/pkg/filesystem"
 )
 
-// System is the running kernel, seen from the process's own mount namespace.
-// It needs Linux 5.8 (to identify the root of a mount), and 5.12 to bind
-// read-only.
+// System is the kernel, seen from the process's mount namespace. It needs Linux
+// 5.8 to identify the root of a mount, and 5.12 for read-only binds.
 type System struct {
-	// Trusted is the directory below which no symbolic link is followed in the
-	// paths of what is mounted, bound and unmounted, while the path of the
-	// directory itself may have some. Empty: none is followed anywhere, save in
-	// the paths of device nodes.
+	// Trusted is the directory below which mount paths must have no symbolic
+	// links; its own path may have some. If empty, no link is followed
+	// anywhere. Paths of device nodes may always have links.
 	Trusted string
-	// Proc is where the proc file system is mounted that shows the processes of the
-	// host. Empty: /proc.
+	// Proc is where a proc file system shows the host's processes. Empty means
+	// /proc.
 	Proc string
 }
 
 var _ Interface = System{}
 
-// handle is a path to an open file, for the system calls that take no
-// descriptor.
+// handle is a path for system calls that take no descriptor.
 func handle(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(f.Fd())) }
 
-// Mount implements Interface. The mount is made attached nowhere, verified there, and
-// attached last. A process that is killed in between leaves nothing: the kernel takes a
-// mount away whose last descriptor is closed.
+// Mount implements Interface. It creates the mount detached, verifies it, and
+// attaches it last. If the process is killed before that, the kernel drops the
+// mount with its last descriptor.
 func (s System) Mount(source Source, path, fsType string, options []string) error {
 	dir, err := nofollow.Directory(s.Trusted, path)
 	if err != nil {
@@ -61,7 +58,7 @@ func (s System) Mount(source Source, path, fsType string, options []string) erro
 	defer context.Close()
 	tree, err := context.create(source.Node, parameters, attributes)
 	if takesLabelsByMount(fsType, parameters, err) {
-		context.Close() // it has the device
+		context.Close() // it holds the device
 		tree, err = mountPrivately(source.Node, fsType, options, attributes)
 	}
 	if err != nil {
@@ -79,24 +76,22 @@ func (s System) Mount(source Source, path, fsType string, options []string) erro
 	return attach(tree, dir, "", path)
 }
 
-// attach puts a mount that is attached nowhere at a name in a directory, or over the
-// directory itself where the name is empty. A symbolic link is not followed.
+// attach attaches a mount at name in dir, or over dir itself if name is empty.
 func attach(tree, dir *os.File, name, path string) error {
 	flags := unix.MOVE_MOUNT_F_EMPTY_PATH
 	if name == "" {
 		flags |= unix.MOVE_MOUNT_T_EMPTY_PATH
 	}
-	// Without MOVE_MOUNT_T_SYMLINKS a link at the name is not followed.
+	// Without MOVE_MOUNT_T_SYMLINKS no link at name is followed.
 	if err := unix.MoveMount(int(tree.Fd()), "", int(dir.Fd()), name, flags); err != nil {
 		return &os.PathError{Op: "move_mount", Path: path, Err: err}
 	}
 	return nil
 }
 
-// Bind implements Interface. The layer is made detached, gets its read-only
-// bit there, and is attached last: a copy that mount propagation makes in
-// another namespace, such as the host's, has the bit too. Remounting the
-// attached layer would change only our own.
+// Bind implements Interface. It makes the layer read-only while detached, so
+// copies that propagate to other namespaces, such as the host's, are read-only
+// too. A remount would change only our own layer.
 func (s System) Bind(source, path string, readOnly bool) error {
 	tree, err := s.clone(source)
 	if err != nil {
@@ -117,8 +112,8 @@ func (s System) Bind(source, path string, readOnly bool) error {
 	return attach(tree, dir, name, path)
 }
 
-// clone makes a detached copy of the layer at a path. The path of a device
-// node, outside of the trusted directory, may be a link, as LVM makes them.
+// clone returns a detached copy of a layer. A device node outside of Trusted
+// may be a link, as LVM makes them.
 func (s System) clone(source string) (*os.File, error) {
 	const flags = unix.OPEN_TREE_CLONE | unix.OPEN_TREE_CLOEXEC
 	at, name, more := unix.AT_FDCWD, source, uint(0)
@@ -137,12 +132,12 @@ func (s System) clone(source string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), source), nil
 }
 
-// Unmount implements Interface by umount(2). It does not look at the path first:
-// that could fail or block on a dead device.
+// Unmount implements Interface. It does not inspect the path first: on a dead
+// device that may fail or block.
 //
-// It is never lazy (MNT_DETACH): what is still in use would go on writing to a
-// volume that is taken for free. A dead device is no reason
-// either, as the kernel unmounts its file systems like others.
+// It is never lazy (MNT_DETACH), or users would go on writing to a volume that
+// counts as free. A dead device needs no lazy unmount: the kernel unmounts its
+// file systems as usual.
 func (s System) Unmount(path string) error {
 	dir, name, err := nofollow.Parent(s.Trusted, path)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
@@ -166,7 +161,7 @@ func (s System) Unmount(path string) error {
 	}
 }
 
-// fiThaw is FITHAW, _IOWR('X', 120, int), of linux/fs.h.
+// FITHAW, _IOWR('X', 120, int), from linux/fs.h.
 const fiThaw = 0xc0045878
 
 // Thaw implements Interface by ioctl(2).
@@ -184,7 +179,7 @@ func (s System) Thaw(path string) (bool, error) {
 	defer dir.Close()
 	err = unix.IoctlSetInt(int(dir.Fd()), fiThaw, 0)
 	switch {
-	case errors.Is(err, unix.EINVAL): // it is not frozen
+	case errors.Is(err, unix.EINVAL): // not frozen
 		return false, nil
 	case err != nil:
 		return false, &os.PathError{Op: "FITHAW", Path: path, Err: err}
@@ -301,8 +296,7 @@ func (System) Warnings(device Device) (int64, error) {
 	return warnings + failed, err
 }
 
-// ext4Count reads a counter of the ext4 mounted from the device; zero when there
-// is none.
+// ext4Count returns zero if no ext4 is mounted from the device.
 func ext4Count(device Device, counter string) (int64, error) {
 	name, err := blockName(device)
 	if err != nil || name == "" {
@@ -318,7 +312,8 @@ func ext4Count(device Device, counter string) (int64, error) {
 	return strconv.ParseInt(strings.TrimSpace(string(content)), 10, 64)
 }
 
-// blockName is the kernel's name of a device, such as dm-3; empty when it is gone.
+// blockName returns the kernel's name, such as dm-3, or "" if the device is
+// gone.
 func blockName(device Device) (string, error) {
 	link, err := os.Readlink("/sys/dev/block/" + device.String())
 	if errors.Is(err, fs.ErrNotExist) {

@@ -22,7 +22,6 @@ import (
 // disk is a spare disk of the test machine.
 const disk = "/dev/vdc"
 
-// formatDisk puts a file system on the disk for the time of the test.
 func formatDisk(t *testing.T, fsType filesystem.Type) (mount.Device, int64) {
 	t.Helper()
 	must.Succeed(t, filesystem.Format(t.Context(), disk, filesystem.FormatOptions{
@@ -64,8 +63,8 @@ func TestSystem(t *testing.T) {
 	}
 }
 
-// TestReadOnlyReachesOtherNamespaces shows what a remount could not do: the
-// copy of a read-only layer that propagation makes is read-only too.
+// The propagated copy of a read-only layer must be read-only too, which a
+// remount cannot do.
 func TestReadOnlyReachesOtherNamespaces(t *testing.T) {
 	formatDisk(t, filesystem.Ext4)
 	system := mount.System{}
@@ -92,8 +91,8 @@ func TestReadOnlyReachesOtherNamespaces(t *testing.T) {
 	}
 }
 
-// TestHolders has the disk mounted in two other namespaces: one whose mounts go
-// with ours, as on the host, and one that has captured it.
+// TestHolders mounts the disk in two other namespaces: one receives our
+// unmounts, as the host does, the other has captured the mount.
 func TestHolders(t *testing.T) {
 	for _, fsType := range []filesystem.Type{filesystem.Ext4, filesystem.XFS, filesystem.Btrfs} {
 		t.Run(string(fsType), func(t *testing.T) {
@@ -149,8 +148,8 @@ func sorted(numbers ...int) []int {
 	return numbers
 }
 
-// TestTheTrustedDirectoryMayHoldMounts mounts and binds where a node plugin does
-// that has single directories of the kubelet's: each is a mount of its own.
+// A node plugin may have single directories of the kubelet, each a mount of its
+// own.
 func TestTheTrustedDirectoryMayHoldMounts(t *testing.T) {
 	device, _ := formatDisk(t, filesystem.Ext4)
 	trusted := t.TempDir()

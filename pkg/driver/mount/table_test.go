@@ -12,14 +12,13 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// table is what a kernel shows: a path with a space, and a tmpfs that some program mounted
-// without naming a source.
+// table has a path with a space, and a tmpfs mounted without a source.
 const table = `36 35 98:0 / /mnt/with\040space rw,noatime shared:1 - ext4 /dev/sda rw,errors=continue
 38 35 0:23 / /mnt/none rw,relatime - tmpfs  rw,size=1k
 `
 
-// TestMountTablesOfAnyNodeAreRead holds both reasons for which mount-utils does not
-// read the mount table here. When it fails, mount-utils may be right.
+// TestMountTablesOfAnyNodeAreRead has both reasons against mount-utils here.
+// When it fails, mount-utils may do.
 func TestMountTablesOfAnyNodeAreRead(t *testing.T) {
 	mounts := must.Get(mountinfo.GetMountsFromReader(strings.NewReader(table), nil))(t)
 	if len(mounts) != 2 || mounts[0].Mountpoint != "/mnt/with space" || mounts[1].Mountpoint != "/mnt/none" || mounts[1].FSType != "tmpfs" {
