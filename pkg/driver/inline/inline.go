@@ -1,11 +1,11 @@
-// Package inline has the volumes that Pods define in their own specification. Such a volume has
-// no claim: it is made when it is published, mounted at its target path without
-// being staged, and removed when it is unpublished. At lvmd its name is the id
-// that the kubelet gives it, and its owner is the Pod.
+// Package inline manages volumes that Pods define in their own specification.
+// Such a volume has no claim: it is created when it is published, mounted at
+// its target path without staging, and removed when it is unpublished. In lvmd
+// its name is the kubelet's id of it, and its owner is the Pod.
 //
-// It owns what a Pod may ask for, and the making and removal of these volumes, also of those
-// whose Pods the kubelet has forgotten (Reclaim). It mounts nothing: the node service in
-// package driver does, and is the caller.
+// The package decides which requests of Pods to allow, and creates and removes
+// the volumes, including those whose Pods the kubelet has forgotten (Reclaim).
+// Its caller, the node service in package driver, mounts them.
 package inline
 
 import (
@@ -34,15 +34,16 @@ import (
 	"github.com/carve-csi/carve/pkg/quantity"
 )
 
-// id is the form of the id that the kubelet gives: a digest of the Pod's UID and the volume's
-// name in the Pod.
+// id is the kubelet's form: a digest of the Pod's UID and the volume's name in
+// the Pod.
 var id = regexp.MustCompile(`^csi-[0-9a-f]{64}$`)
 
-// IsID reports whether a volume's id is one that a kubelet gives to an inline volume.
+// IsID reports whether a volume's id is one that a kubelet gives to inline
+// volumes.
 func IsID(volume string) bool { return id.MatchString(volume) }
 
-// Keys of the volume context that a kubelet adds when the CSIDriver object has
-// podInfoOnMount. They replace what a Pod may have put there itself.
+// Keys that a kubelet adds to the volume context if the CSIDriver object has
+// podInfoOnMount. They override those of a Pod.
 const (
 	contextEphemeral    = "csi.storage.k8s.io/ephemeral"
 	contextPod          = "csi.storage.k8s.io/pod."
@@ -52,23 +53,23 @@ const (
 	contextAccount      = "csi.storage.k8s.io/serviceAccount."
 )
 
-// DefaultMaxBytes is the largest size that a Pod may ask for unless an administrator says otherwise:
-// no quota counts inline volumes, so that users of a namespace could fill every node with them.
+// DefaultMaxBytes is the default limit of a volume's size. No quota counts
+// inline volumes, so without a limit a namespace's users could fill every node.
 const DefaultMaxBytes = 10 << 30
 
-// maxSize bounds sizes so that rounding up cannot overflow.
+// maxSize prevents an overflow when rounding up.
 const maxSize = math.MaxInt64 / 2
 
-// removeTimeout bounds a deletion at lvmd, which wipes later.
+// removeTimeout bounds a deletion by lvmd, which wipes later.
 const removeTimeout = 30 * time.Second
 
-// Is reports whether a volume is asked for by a Pod itself. The kubelet
-// says so, if the CSIDriver object asks for it; the id shows where it does not.
+// Is reports whether a request is for an inline volume. Without podInfoOnMount
+// in the CSIDriver object only the id shows that.
 func Is(req *csi.NodePublishVolumeRequest) bool {
 	return req.GetVolumeContext()[contextEphemeral] == "true" || IsID(req.GetVolumeId())
 }
 
-// Events are what happens to inline volumes, for a metric.
+// Events of inline volumes, for a metric.
 const (
 	EventMade      = "made"
 	EventRefused   = "refused"
@@ -79,43 +80,38 @@ const (
 
 // Options configure Volumes. All fields but Enabled and MaxBytes are required.
 type Options struct {
-	// Enabled lets Pods define volumes. Those that exist are removed with their Pods in any
-	// case.
+	// Enabled allows Pods to define volumes. Existing ones are removed with
+	// their Pods in any case.
 	Enabled bool
-	// MaxBytes is the largest size that a Pod may ask for; zero means no limit. Those that
-	// exist are not concerned.
+	// MaxBytes is the largest size of new volumes; zero means no limit.
 	MaxBytes int64
 	Kubelet  kubelet.Dir
 	LVMD     lvmdclient.Client
-	// Lock takes the lock of a volume, by the id that the kubelet knows it by. It does not
-	// wait.
+	// Lock locks a volume by the kubelet's id, without waiting.
 	Lock func(id string) (release func(), err error)
-	// Explain adds to an error of a deletion what has the volume mounted elsewhere, if
-	// anything has.
+	// Explain adds a volume's other mounts, if any, to the error of a deletion.
 	Explain func(err error, v *lvmdv1.Volume) error
-	// Count counts an event.
-	Count func(event string)
-	Log   *slog.Logger
+	Count   func(event string)
+	Log     *slog.Logger
 }
 
 // Volumes makes and removes inline volumes. Its methods may be called concurrently.
 type Volumes struct{ options Options }
 
-// New makes Volumes.
+// New returns Volumes.
 func New(o Options) *Volumes { return &Volumes{options: o} }
 
 // Request is a checked request to publish an inline volume.
 type Request struct {
-	CSI *csi.NodePublishVolumeRequest
-	// Block: a raw block volume is asked for.
+	CSI   *csi.NodePublishVolumeRequest
 	Block bool
-	// FSType is the file system that is asked for; empty when any will do.
+	// FSType is empty if any will do.
 	FSType string
 }
 
-// Publish makes a volume, unless it is there, and has it mounted. What a call made it takes
-// back when it fails: after some errors the kubelet never asks for the volume to be
-// unpublished.
+// Publish creates a volume, unless it exists, and calls mount. If mount fails
+// it removes a volume that it created: after some errors the kubelet never
+// unpublishes it.
 func (i *Volumes) Publish(ctx context.Context, req Request, mount func(*lvmdv1.Volume) error) error {
 	ask, err := i.request(req)
 	if err != nil {
@@ -136,7 +132,6 @@ func (i *Volumes) Publish(ctx context.Context, req Request, mount func(*lvmdv1.V
 	return err
 }
 
-// request checks what a Pod asks for and puts it into lvmd's words.
 func (i *Volumes) request(r Request) (*lvmdv1.CreateVolumeRequest, error) {
 	req, attributes := r.CSI, r.CSI.GetVolumeContext()
 	switch {
@@ -175,12 +170,10 @@ func (i *Volumes) request(r Request) (*lvmdv1.CreateVolumeRequest, error) {
 	}, nil
 }
 
-// allowedAttributes are the volumeAttributes that a Pod may set.
 var allowedAttributes = []string{names.AttributeSize, names.ParamDeviceClass, names.ParamEncryption, names.ParamProfile}
 
-// checkAttributes checks the volumeAttributes of a Pod's volume, of which all
-// have to be known, and returns the size in bytes. What the others may be is for
-// lvmd to say.
+// checkAttributes rejects unknown volumeAttributes and returns the size in
+// bytes. lvmd checks the rest.
 func checkAttributes(attributes map[string]string) (size int64, err error) {
 	for _, key := range slices.Sorted(maps.Keys(attributes)) {
 		kubelets := key == contextEphemeral || strings.HasPrefix(key, contextPod) || strings.HasPrefix(key, contextAccount)
@@ -208,7 +201,6 @@ func checkAttributes(attributes map[string]string) (size int64, err error) {
 	return amount.Value(), nil
 }
 
-// settingsOf are how a Pod wants its volume's file system to be made.
 func settingsOf(attributes map[string]string, fsType string) (map[string]string, error) {
 	given := map[string]string{}
 	for key, value := range attributes {
@@ -234,8 +226,7 @@ func settingsOf(attributes map[string]string, fsType string) (map[string]string,
 	return settings.Map(), nil
 }
 
-// create returns the volume that was asked for, and whether this call
-// made it.
+// create also returns whether the volume is new.
 func (i *Volumes) create(ctx context.Context, ask *lvmdv1.CreateVolumeRequest) (v *lvmdv1.Volume, made bool, err error) {
 	before, err := i.options.LVMD.Named(ctx, ask.GetName())
 	if err != nil {
@@ -270,8 +261,8 @@ func (i *Volumes) create(ctx context.Context, ask *lvmdv1.CreateVolumeRequest) (
 	return v, made, nil
 }
 
-// checkSize refuses a volume that is to be made and is larger than this node
-// allows. It does not concern one that was made under another limit.
+// checkSize applies only to a new volume: an existing one may have been created
+// under another limit.
 func (i *Volumes) checkSize(ask *lvmdv1.CreateVolumeRequest) error {
 	largest := i.options.MaxBytes
 	if largest == 0 || ask.GetRequiredBytes() <= largest {
@@ -281,7 +272,7 @@ func (i *Volumes) checkSize(ask *lvmdv1.CreateVolumeRequest) error {
 		"(--inline-max-size of carve-node); use a generic ephemeral volume, spec.volumes[].ephemeral, for a larger one", quantity.Bytes(ask.GetRequiredBytes()), quantity.Bytes(largest))
 }
 
-// Remove removes an inline volume. It succeeds when there is none.
+// Remove removes an inline volume, and succeeds if none exists.
 func (i *Volumes) Remove(ctx context.Context, name string) error {
 	v, err := i.options.LVMD.Named(ctx, name)
 	switch {
@@ -295,7 +286,6 @@ func (i *Volumes) Remove(ctx context.Context, name string) error {
 	return i.delete(ctx, v, EventRemoved)
 }
 
-// delete has lvmd delete a volume, which it does not if it is in use.
 func (i *Volumes) delete(ctx context.Context, v *lvmdv1.Volume, why string) error {
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()

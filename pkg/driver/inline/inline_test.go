@@ -31,15 +31,14 @@ import (
 
 const gib = 1 << 30
 
-// fixture is Volumes over an lvmd with one class of ten GiB, and a kubelet's directory with
-// one Pod, the plugin's.
+// fixture has Volumes with an lvmd of one class of ten GiB, and a kubelet's
+// directory with one Pod, the plugin's.
 type fixture struct {
 	*Volumes
 	t      *testing.T
 	lvmd   *lvmdfake.Server
 	dir    string
 	events []string
-	// locked is the error of Lock.
 	locked error
 }
 
@@ -66,22 +65,19 @@ func newFixture(t *testing.T) *fixture {
 	return f
 }
 
-// pod makes the directory of a Pod.
 func (f *fixture) pod(uid string) {
 	f.t.Helper()
 	must.Succeed(f.t, os.MkdirAll(filepath.Join(f.dir, "pods", uid), 0o700))
 }
 
-// podGoes removes the directory of a Pod.
 func (f *fixture) podGoes(uid string) {
 	f.t.Helper()
 	must.Succeed(f.t, os.RemoveAll(filepath.Join(f.dir, "pods", uid)))
 }
 
-// volumeOf is the id of a Pod's volume.
 func volumeOf(pod string) string { return fmt.Sprintf("csi-%064x", pod) }
 
-// request is what the kubelet asks for a Pod, with further attributes.
+// request returns the kubelet's request for a Pod, with additional attributes.
 func (f *fixture) request(pod string, attributes ...string) Request {
 	all := map[string]string{
 		"carve.csi.local/size": "1Gi", "csi.storage.k8s.io/ephemeral": "true", "csi.storage.k8s.io/pod.uid": pod,
@@ -102,7 +98,7 @@ func (f *fixture) publish(pod string) {
 	f.events = nil
 }
 
-// want checks which volumes there are, and which events were counted since publish.
+// want checks the existing volumes, and the events counted since publish.
 func (f *fixture) want(events []string, volumes ...string) {
 	f.t.Helper()
 	if got := slices.Sorted(maps.Keys(f.lvmd.Volumes())); !slices.Equal(got, slices.Sorted(slices.Values(volumes))) {
@@ -208,9 +204,9 @@ func TestOnlyAVolumeOfAPodIsRemoved(t *testing.T) {
 func TestAVolumeIsReclaimedAfterItsPodWasGoneForTheGrace(t *testing.T) {
 	begin := time.Now()
 	for name, test := range map[string]struct {
-		// after is how long the Pod had been gone at the second look.
+		// after is how long the Pod had been gone at the second check.
 		after time.Duration
-		// meanwhile is before the second look.
+		// meanwhile runs before the second check.
 		meanwhile   func(*fixture)
 		gone, known bool
 	}{

@@ -8,16 +8,15 @@ import (
 )
 
 const (
-	// reclaimInterval is how often inline volumes are compared with Pods.
 	reclaimInterval = 30 * time.Second
-	// Grace is for how long an inline volume's Pod must have been gone. The kubelet
-	// unpublishes by itself, within seconds, what it knows of; only what it has forgotten is
-	// left.
+	// Grace is the time for which an inline volume's Pod must be gone. The
+	// kubelet unpublishes known volumes within seconds, so only forgotten ones
+	// remain.
 	Grace = 2 * time.Minute
 )
 
-// Abandoned are the ids of inline volumes whose Pods are gone from the node, and
-// since when that is known.
+// Abandoned maps the ids of inline volumes without a Pod on the node to the
+// time when that was detected.
 type Abandoned map[string]time.Time
 
 // Reclaim removes inline volumes that the kubelet has forgotten, until ctx is
@@ -36,13 +35,12 @@ func (i *Volumes) Reclaim(ctx context.Context) {
 	}
 }
 
-// ReclaimOnce compares the inline volumes that lvmd has with the Pods whose
-// directories the kubelet has, and removes those that have been without a
-// Pod for Grace. It returns those that are without one and still there.
+// ReclaimOnce removes lvmd's inline volumes that have had no Pod directory for
+// Grace. It returns the remaining ones without a Pod.
 //
-// A Pod's directory is there from before its first volume is made until after
-// its last one is unpublished, restarts included. Without any Pod's directory
-// the kubelet's is not taken for the right one: the plugin is a Pod itself.
+// A Pod's directory exists from before its first volume until after its last,
+// restarts included. If the kubelet's directory has no Pod at all it must be
+// the wrong one, as the plugin is a Pod itself.
 func (i *Volumes) ReclaimOnce(ctx context.Context, before Abandoned, now time.Time) Abandoned {
 	found := Abandoned{}
 	volumes, err := i.options.LVMD.All(ctx)
@@ -73,7 +71,6 @@ func (i *Volumes) ReclaimOnce(ctx context.Context, before Abandoned, now time.Ti
 	return found
 }
 
-// withoutPods returns those inline volumes that have no Pod on the node.
 func (i *Volumes) withoutPods(volumes []*lvmdv1.Volume) ([]*lvmdv1.Volume, error) {
 	pods, err := i.options.Kubelet.Pods()
 	if err != nil {
@@ -81,7 +78,7 @@ func (i *Volumes) withoutPods(volumes []*lvmdv1.Volume) ([]*lvmdv1.Volume, error
 	}
 	var without []*lvmdv1.Volume
 	for _, v := range volumes {
-		// Volumes that no Pod owns are not inline.
+		// Volumes without a Pod as owner are not inline.
 		if pod := v.GetOwner().GetPodUid(); pod != "" && !pods[pod] {
 			without = append(without, v)
 		}
@@ -89,14 +86,13 @@ func (i *Volumes) withoutPods(volumes []*lvmdv1.Volume) ([]*lvmdv1.Volume, error
 	return without, nil
 }
 
-// reclaim removes one volume, unless its Pod has come meanwhile.
 func (i *Volumes) reclaim(ctx context.Context, v *lvmdv1.Volume) error {
 	release, err := i.options.Lock(v.GetName())
 	if err != nil {
 		return err
 	}
 	defer release()
-	// Under the lock once more, as a call may have come.
+	// Recheck under the lock: a call may have arrived.
 	if still, err := i.withoutPods([]*lvmdv1.Volume{v}); err != nil || len(still) == 0 {
 		return err
 	}
