@@ -1,9 +1,9 @@
-// Package kubelet knows the directory of a kubelet: which of its paths volumes are mounted at,
-// and the records that it keeps beside them. It changes nothing there.
+// Package kubelet interprets a kubelet's directory: the paths of volumes, and
+// the kubelet's records beside them. It changes nothing there.
 //
-// The kubelet writes a record, vol_data.json, before the first call for a path, and removes it
-// when the mount is gone, restarts included: without one, no call will ever come for the
-// path. That means something only where records are looked for at the right place, see
+// The kubelet writes a record, vol_data.json, before the first call for a path,
+// and removes it after unmounting, restarts included. Without a record no call
+// for the path will come, provided that records are found in place, see
 // RecordsReliable.
 package kubelet
 
@@ -21,15 +21,16 @@ import (
 )
 
 const (
-	// maxPath is Linux' PATH_MAX without the terminator.
+	// maxPath is Linux's PATH_MAX without the terminator.
 	maxPath = 4095
-	// record is the file in which the kubelet notes what it asks a CSI driver for.
+	// record is the file in which the kubelet records what it requests of a CSI
+	// driver.
 	record = "vol_data.json"
-	// plugins is where the kubelet has what is staged, and all of raw block volumes.
+	// plugins contains staged volumes and everything about raw block volumes.
 	plugins = "plugins/kubernetes.io/csi"
 )
 
-// Dir is the kubelet's root directory, an absolute and clean path. Its methods may be
+// Dir is the kubelet's root directory, an absolute, clean path. Methods may be
 // called concurrently.
 type Dir string
 
@@ -37,19 +38,19 @@ func (d Dir) join(elements ...string) string {
 	return filepath.Join(append([]string{string(d)}, elements...)...)
 }
 
-// MountDirs returns the directories below which volumes are mounted: those of Pods, and that
-// of staged and raw block volumes.
+// MountDirs returns the directories that contain mounts of volumes: of Pods,
+// and of staged and raw block volumes.
 func (d Dir) MountDirs() []string { return []string{d.join("pods"), d.join(plugins)} }
 
-// Contains reports whether a path is a clean one below the directory.
+// Contains reports whether path is clean and below the directory.
 func (d Dir) Contains(path string) bool {
 	return strings.HasPrefix(path, string(d)+"/") && filepath.Clean(path) == path
 }
 
-// CheckPath accepts paths strictly below the directory without symbolic links on the way: a
-// mount, or worse the removal after it, shall never land anywhere else. It is here to say
-// clearly what is wrong with the field of a request; that a link which appears later is not
-// followed either is the doing of package nofollow.
+// CheckPath accepts paths strictly below the directory without symbolic links
+// on the way: no mount, or worse the removal after it, may land elsewhere. It
+// is here for clear errors about a request's field; package nofollow guards
+// against links that appear later.
 func (d Dir) CheckPath(field, path string) error {
 	switch {
 	case path == "":
@@ -63,8 +64,8 @@ func (d Dir) CheckPath(field, path string) error {
 	case !d.Contains(path):
 		return csierror.Invalid(field, "%q is not allowed: paths below %s are", path, string(d))
 	}
-	// The last component is left out: it may be a mount whose device is dead,
-	// and is never followed by what is done with it.
+	// Skip the last component: it may be a mount of a dead device, and no
+	// operation follows it as a link.
 	for at := len(d) + 1; ; {
 		slash := strings.IndexByte(path[at:], '/')
 		if slash < 0 {
@@ -86,8 +87,8 @@ func (d Dir) CheckPath(field, path string) error {
 	}
 }
 
-// podMount splits the path of a Pod's volume. Only the form that the kubelet gives to those
-// of CSI drivers is one.
+// podMount returns the Pod of a path of the form that the kubelet gives to CSI
+// volumes.
 func (d Dir) podMount(path string) (pod string, ok bool) {
 	part := strings.Split(strings.TrimPrefix(path, string(d)+"/"), "/")
 	if len(part) != 6 || part[0] != "pods" || part[2] != "volumes" || part[3] != "kubernetes.io~csi" || part[5] != "mount" {
@@ -96,8 +97,8 @@ func (d Dir) podMount(path string) (pod string, ok bool) {
 	return part[1], true
 }
 
-// PodOf returns the UID of the Pod that a target path belongs to. Only paths of
-// the form that the kubelet gives are allowed.
+// PodOf returns the UID of the Pod that owns a target path. It rejects paths
+// that are not of the kubelet's form.
 func (d Dir) PodOf(target string) (string, error) {
 	pod, ok := d.podMount(target)
 	if !ok {
@@ -107,8 +108,8 @@ func (d Dir) PodOf(target string) (string, error) {
 	return pod, nil
 }
 
-// UserOf returns the UID of the Pod that has a volume at a path where the kubelet has CSI
-// drivers publish: at a path of the Pod's, or at the publish path of a raw block volume.
+// UserOf returns the UID of the Pod that a volume is published to at path: a
+// path of the Pod, or the publish path of a raw block volume.
 func (d Dir) UserOf(path string) (pod string, ok bool) {
 	if pod, ok := d.podMount(path); ok {
 		return pod, true
@@ -121,10 +122,10 @@ func (d Dir) UserOf(path string) (pod string, ok bool) {
 	return pod, true
 }
 
-// Pods returns the UIDs of the Pods that have a directory: each has one from before its first
-// volume is made until after its last one is unpublished, restarts included. There is always
-// one, as the plugin is a Pod itself: without any, the directory is not the kubelet's, which
-// is an error.
+// Pods returns the UIDs of the Pods with a directory, which exists from before
+// their first volume until after their last, restarts included. It fails if
+// there is none: the plugin is a Pod itself, so the directory is not the
+// kubelet's.
 func (d Dir) Pods() (map[string]bool, error) {
 	dir := d.join("pods")
 	entries, err := os.ReadDir(dir)
@@ -138,16 +139,16 @@ func (d Dir) Pods() (map[string]bool, error) {
 	return pods, err
 }
 
-// Mount is a path at which the kubelet has CSI drivers mount something.
+// Mount is a path at which a kubelet has CSI drivers mount.
 type Mount struct {
 	Path string
-	// Published: at a Pod's path, or at the publish path of a raw block volume; else at a
-	// staging path of this driver.
+	// Published is true at a Pod's path or a raw block volume's publish path,
+	// false at a staging path of this driver.
 	Published bool
-	// Users is the directory below which other mounts of the same device mean that the
-	// path is in use.
+	// Users is the directory below which other mounts of the device mean that
+	// the path is in use.
 	Users string
-	// record is where the kubelet's record would be.
+	// record is the path that the kubelet's record would have.
 	record string
 }
 
@@ -159,8 +160,8 @@ func (m Mount) Kind() string {
 	return "staged"
 }
 
-// Forgotten reports whether a path is of a form that the kubelet gives to CSI drivers, and
-// the kubelet has no record of it.
+// Forgotten reports whether path has the form that the kubelet gives to CSI
+// drivers, and no record.
 func (d Dir) Forgotten(path string) (Mount, bool) {
 	relative, below := strings.CutPrefix(path, string(d)+"/")
 	if !below {
@@ -183,21 +184,20 @@ func (d Dir) Forgotten(path string) (Mount, bool) {
 	return m, errors.Is(err, fs.ErrNotExist)
 }
 
-// recordPatterns are where the kubelet has its records of the volumes of CSI drivers, below
-// its directory: of Pods' volumes, of staged ones, and of raw block ones.
+// recordPatterns match the kubelet's records of CSI volumes: of Pods, staged,
+// and raw block ones.
 var recordPatterns = []string{
 	"pods/*/volumes/kubernetes.io~csi/*/" + record,
 	plugins + "/*/*/" + record,
 	plugins + "/volumeDevices/*/data/" + record,
 }
 
-// volumeRecord is what the kubelet's record says of a volume.
 type volumeRecord struct {
 	Driver string `json:"driverName"`
 	Handle string `json:"volumeHandle"`
 }
 
-// readRecord reads one of the kubelet's records; it is empty if it went meanwhile.
+// readRecord returns an empty record if the file is gone.
 func readRecord(file string) (volumeRecord, error) {
 	var r volumeRecord
 	content, err := os.ReadFile(file)
@@ -213,9 +213,9 @@ func readRecord(file string) (volumeRecord, error) {
 	return r, nil
 }
 
-// RecordsReliable fails unless the lack of a record means something: where no
-// volume of any driver has one, the directory is not the kubelet's, or the kubelet
-// keeps its records elsewhere.
+// RecordsReliable fails if no record of any driver exists: then the directory
+// is not the kubelet's, or the kubelet keeps its records elsewhere, and a
+// missing record means nothing.
 func (d Dir) RecordsReliable() error {
 	if _, err := d.Pods(); err != nil {
 		return fmt.Errorf("the kubelet's records cannot be relied on: %w", err)
@@ -234,8 +234,9 @@ func (d Dir) RecordsReliable() error {
 	return fmt.Errorf("the kubelet's records cannot be relied on: there is no readable %s of any driver below %s", record, string(d))
 }
 
-// AbsenceReliable fails unless the lack of a record of a mount means that the kubelet
-// has forgotten it. A file that no known kubelet puts there may be its record.
+// AbsenceReliable fails if the missing record of m may not mean that the
+// kubelet has forgotten it. A file that no known kubelet puts there may be its
+// record.
 func (d Dir) AbsenceReliable(m Mount) error {
 	if err := d.RecordsReliable(); err != nil {
 		return err
@@ -253,9 +254,8 @@ func (d Dir) AbsenceReliable(m Mount) error {
 	return nil
 }
 
-// Recorded reports whether the kubelet has a record of a volume that is staged on
-// this node, with a file system or as a raw block volume. What cannot be read may
-// be one.
+// Recorded reports whether the kubelet has a record of staging a volume, with a
+// file system or raw block. An unreadable record may be the one.
 func (d Dir) Recorded(id string) (bool, error) {
 	for _, pattern := range []string{
 		d.join(plugins, names.Driver, "*", record),

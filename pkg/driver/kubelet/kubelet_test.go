@@ -9,7 +9,6 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// write puts a file below a kubelet's directory.
 func write(t *testing.T, d Dir, path, content string) {
 	t.Helper()
 	must.Succeed(t, os.MkdirAll(filepath.Dir(d.join(path)), 0o700))
