@@ -9,16 +9,16 @@ import (
 	"github.com/carve-csi/carve/api/names"
 )
 
-// Controller is a CSI controller service over one lvmd. It checks nothing.
+// Controller is a minimal CSI controller service over one lvmd, without checks.
 type Controller struct {
 	csi.UnimplementedControllerServer
 
 	LVMD lvmdv1.LVMDServer
-	// DeviceClass is that of the volumes; empty for the default one.
+	// DeviceClass is the class of new volumes; empty means the default.
 	DeviceClass string
 }
 
-// ControllerGetCapabilities says that volumes are created, deleted and grown.
+// ControllerGetCapabilities reports creation, deletion and expansion.
 func (c *Controller) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	answer := &csi.ControllerGetCapabilitiesResponse{}
 	for _, t := range []csi.ControllerServiceCapability_RPC_Type{
@@ -33,7 +33,7 @@ func (c *Controller) ControllerGetCapabilities(context.Context, *csi.ControllerG
 	return answer, nil
 }
 
-// CreateVolume creates a volume of the first capability's kind.
+// CreateVolume creates a volume for the first capability only.
 func (c *Controller) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	ask := &lvmdv1.CreateVolumeRequest{
 		Name: r.GetName(), DeviceClass: c.DeviceClass, RequiredBytes: r.GetCapacityRange().GetRequiredBytes(),
@@ -67,7 +67,7 @@ func (c *Controller) ControllerExpandVolume(ctx context.Context, r *csi.Controll
 	return &csi.ControllerExpandVolumeResponse{CapacityBytes: got.GetVolume().GetSizeBytes(), NodeExpansionRequired: true}, err
 }
 
-// WithController is an identity that claims to have a controller.
+// WithController is an identity that claims a controller service.
 type WithController struct{ csi.IdentityServer }
 
 // GetPluginCapabilities implements the service.

@@ -10,16 +10,17 @@ import (
 	"github.com/carve-csi/carve/pkg/filesystem"
 )
 
-// FileSystems is what superblocks and tools would say, by device path. Its
-// methods may be called concurrently.
+// FileSystems fakes superblocks and tools, by device path. Methods may be
+// called concurrently.
 type FileSystems struct {
-	// Checking, when set, runs within Check, and its error is Check's.
+	// Checking, if set, runs within Check and Format and provides their errors.
 	Checking func(ctx context.Context, device string) error
-	// CheckingWithin, when set, runs within Check, when that has the memory that it needs.
+	// CheckingWithin, if set, runs within Check when memory suffices.
 	CheckingWithin func(ctx context.Context, device string, o filesystem.CheckOptions)
-	// Probing, when set, runs at the beginning of Probe.
+	// Probing, if set, runs at the start of Probe.
 	Probing func(device string)
-	// CheckNeeds is how much memory checks need, in bytes, but for what SetCheckNeeds says.
+	// CheckNeeds is the memory that checks need, in bytes; SetCheckNeeds
+	// overrides it.
 	CheckNeeds int64
 
 	mu     sync.Mutex
@@ -34,7 +35,7 @@ type FileSystems struct {
 
 var _ driver.FileSystems = (*FileSystems)(nil)
 
-// Set puts a file system on a device; the zero Info takes it away.
+// Set puts a file system on a device, or removes it with the zero Info.
 func (f *FileSystems) Set(device string, info filesystem.Info) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -46,42 +47,42 @@ func (f *FileSystems) Set(device string, info filesystem.Info) {
 	f.on[device] = info
 }
 
-// Checks returns how often a device was checked.
+// Checks returns the number of checks of a device.
 func (f *FileSystems) Checks(device string) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.checks[device]
 }
 
-// SetCheckNeeds says how much memory the check of a device needs, in bytes.
+// SetCheckNeeds sets the memory that a device's check needs, in bytes.
 func (f *FileSystems) SetCheckNeeds(device string, memory int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.needs[device] = memory
 }
 
-// CheckMemory returns how much memory each check of a device was given.
+// CheckMemory returns the memory limit of each check of a device.
 func (f *FileSystems) CheckMemory(device string) []int64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.memory[device]
 }
 
-// Made returns with which options Format was called for a device.
+// Made returns the options of each format of a device.
 func (f *FileSystems) Made(device string) []filesystem.FormatOptions {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.made[device]
 }
 
-// Grown returns through which paths a device's file system was grown.
+// Grown returns the mount paths by which a device's file system grew.
 func (f *FileSystems) Grown(device string) []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.grown[device]
 }
 
-// Roots returns what SetRoot was called with, as PATH OWNER MODE.
+// Roots returns the calls of SetRoot, as PATH OWNER MODE.
 func (f *FileSystems) Roots() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -102,7 +103,7 @@ func (f *FileSystems) Probe(device string) (filesystem.Info, error) {
 	return info, nil
 }
 
-// Format implements driver.FileSystems. What Checking returns is its error, too.
+// Format implements driver.FileSystems.
 func (f *FileSystems) Format(ctx context.Context, device string, o filesystem.FormatOptions) error {
 	if f.Checking != nil {
 		if err := f.Checking(ctx, device); err != nil {

@@ -1,7 +1,7 @@
-// Package drivertest has what tests of the node plugin stand on: file systems that live in memory,
-// a machine that holds them, a mount table (package mountfake) and an lvmd (package lvmdfake) while
-// plugins come and go, and a CSI controller that is just good enough for conformance suites, which need
-// one to create volumes.
+// Package drivertest supports tests of the node plugin. It has in-memory file
+// systems, a machine that keeps them with a mount table (package mountfake) and
+// an lvmd (package lvmdfake) while plugins come and go, and a CSI controller
+// that creates volumes for conformance suites.
 package drivertest
 
 import (
@@ -36,49 +36,45 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// NodeName is the name of the node that machines play.
+// NodeName is the node's name on every machine.
 const NodeName = "node-1"
 
-// diskBytes is the size of a fake machine's disks: more than any test needs.
+// diskBytes, the size of a fake machine's disks, exceeds what any test needs.
 const diskBytes = 1 << 50
 
-// Machine is what outlives a plugin on a node.
+// Machine is the part of a node that outlives the plugin.
 type Machine struct {
-	// Dir is a short-lived directory of the machine; KubeletDir lies in it.
+	// Dir is a temporary directory that contains KubeletDir.
 	Dir, KubeletDir string
-	// LVMD is what the machine's lvmd serves.
+	// LVMD is the server behind the lvmd socket.
 	LVMD        lvmdv1.LVMDServer
 	Mounts      mount.Interface
 	FileSystems driver.FileSystems
 	LUKS        luks.Interface
-	// Controller makes plugins say that a controller is part of them, as
-	// conformance suites create volumes only then.
+	// Controller makes plugins claim a controller service: conformance suites
+	// create volumes only then.
 	Controller bool
-	// InlineVolumes makes plugins allow them.
-	InlineVolumes bool
-	// InlineMaxBytes is the largest that plugins allow.
-	InlineMaxBytes int64
-	// CheckMemory is driver.Options.CheckMemory.
-	CheckMemory int64
-	// IOLimits is driver.Options.IOLimits.
-	IOLimits driver.IOLimitDirs
-	// MaxVolumes and SmallestVolume are what plugins are configured with.
+	// The following fields become driver.Options.
+	InlineVolumes              bool
+	InlineMaxBytes             int64
+	CheckMemory                int64
+	IOLimits                   driver.IOLimitDirs
 	MaxVolumes, SmallestVolume int64
-	// Log holds the lines of all plugins that ran.
+	// Log collects the log of all plugins.
 	Log *Buffer
 
 	t        testing.TB
 	stopLVMD func()
 }
 
-// OtherRecord is where the kubelet of a machine has its record of a volume of
-// another driver, below its directory.
+// OtherRecord is the kubelet's record of another driver's volume, below its
+// directory.
 const OtherRecord = "plugins/kubernetes.io/csi/other.csi.example/hash/vol_data.json"
 
-// NewMachine makes a machine of these parts and starts its lvmd.
+// NewMachine assembles a machine and starts its lvmd.
 func NewMachine(t testing.TB, lvmd lvmdv1.LVMDServer, mounts mount.Interface, fileSystems driver.FileSystems, crypt luks.Interface) *Machine {
 	t.Helper()
-	// Not t.TempDir: a socket's path may have no more than 107 bytes.
+	// Not t.TempDir: a socket's path is limited to 107 bytes.
 	dir := must.Get(os.MkdirTemp("", "carve"))(t)
 	t.Cleanup(func() {
 		if err := os.RemoveAll(dir); err != nil {
@@ -98,7 +94,7 @@ func NewMachine(t testing.TB, lvmd lvmdv1.LVMDServer, mounts mount.Interface, fi
 	return m
 }
 
-// FakeMachine is a machine with nothing real in it but directories.
+// FakeMachine is a machine of fakes with real directories.
 type FakeMachine struct {
 	*Machine
 	LVMD        *lvmdfake.Server
@@ -107,8 +103,8 @@ type FakeMachine struct {
 	LUKS        *luksfake.Table
 }
 
-// NewFakeMachine makes a machine on which each volume that its lvmd creates
-// gets a device node and, if it is to have one, a clean file system.
+// NewFakeMachine returns a machine that gives each new volume of lvmd a device
+// node and, if requested, a clean file system.
 func NewFakeMachine(t testing.TB) *FakeMachine {
 	t.Helper()
 	f := &FakeMachine{
@@ -140,13 +136,13 @@ func NewFakeMachine(t testing.TB) *FakeMachine {
 	return f
 }
 
-// LVMDSocket is where the machine's lvmd listens.
+// LVMDSocket is the socket of the machine's lvmd.
 func (m *Machine) LVMDSocket() string { return filepath.Join(m.Dir, "lvmd.sock") }
 
-// CSISocket is where the plugin serves CSI.
+// CSISocket is the plugin's CSI socket.
 func (m *Machine) CSISocket() string { return filepath.Join(m.Dir, "csi.sock") }
 
-// RegistrationSocket is where the plugin waits for the kubelet.
+// RegistrationSocket is the plugin's registration socket.
 func (m *Machine) RegistrationSocket() string {
 	return filepath.Join(m.registrationDir(), "carve.csi.local-reg.sock")
 }
@@ -169,10 +165,10 @@ func (m *Machine) StartLVMD() {
 	})
 }
 
-// StopLVMD stops the lvmd, unless it was; its volumes stay.
+// StopLVMD stops the lvmd if it runs. The volumes stay.
 func (m *Machine) StopLVMD() { m.stopLVMD() }
 
-// Path returns a path below the kubelet's directory and makes its parent.
+// Path returns a path below the kubelet's directory and creates its parent.
 func (m *Machine) Path(elements ...string) string {
 	m.t.Helper()
 	path := filepath.Join(append([]string{m.KubeletDir}, elements...)...)
@@ -180,11 +176,11 @@ func (m *Machine) Path(elements ...string) string {
 	return path
 }
 
-// MakeDir makes a directory below the kubelet's and returns its path.
+// MakeDir creates a directory below the kubelet's and returns its path.
 func (m *Machine) MakeDir(elements ...string) string {
 	m.t.Helper()
 	path := m.Path(elements...)
-	// Not MkdirAll: it looks at what is there, which may be a dead mount.
+	// Not MkdirAll: it would stat the path, which may be a dead mount.
 	if err := os.Mkdir(path, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
 		m.t.Fatal(err)
 	}
@@ -197,19 +193,16 @@ type Plugin struct {
 	csi.IdentityClient
 	Registration *driver.Registration
 	Metrics      *driver.Metrics
-	// Sweep is the node service's.
-	Sweep func(context.Context)
-	// CheckHealth is the node service's.
-	CheckHealth func(context.Context, driver.Conditions) driver.Conditions
-	// RequestIOLimits is the node service's.
+	// The node service's methods.
+	Sweep           func(context.Context)
+	CheckHealth     func(context.Context, driver.Conditions) driver.Conditions
 	RequestIOLimits func(context.Context)
-	// ReclaimInline is the node service's.
-	ReclaimInline func(context.Context, inline.Abandoned, time.Time) inline.Abandoned
+	ReclaimInline   func(context.Context, inline.Abandoned, time.Time) inline.Abandoned
 
 	stop func() error
 }
 
-// Start starts a plugin; it is stopped at the test's end at the latest.
+// Start starts a plugin and stops it at the end of the test at the latest.
 func (m *Machine) Start() *Plugin {
 	m.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -265,8 +258,8 @@ func (m *Machine) Start() *Plugin {
 	return p
 }
 
-// Stop stops the plugin and fails the test when that takes longer than any wait of a
-// test, or does not end cleanly.
+// Stop stops the plugin. It fails the test if that takes too long or returns an
+// error.
 func (p *Plugin) Stop(t testing.TB) {
 	t.Helper()
 	begin := time.Now()
@@ -291,14 +284,14 @@ func (b *Buffer) Write(p []byte) (int, error) {
 	return b.b.Write(p)
 }
 
-// String returns all that was written.
+// String returns everything written.
 func (b *Buffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.b.String()
 }
 
-// Reset forgets what was written.
+// Reset empties the buffer.
 func (b *Buffer) Reset() {
 	b.mu.Lock()
 	defer b.mu.Unlock()

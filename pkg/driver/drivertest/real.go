@@ -24,29 +24,28 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// Group is the volume group of real machines.
+// Group is the volume group of a real machine.
 const Group = "carvedriver"
 
 // Thin is a device class named thin, for NewRealMachine.
 const Thin = "name: thin, type: thin, thin: {pool: pool, size: 1Gi}"
 
-// HandConfig is what an administrator without udev gives to LVM's commands.
+// HandConfig configures LVM commands run by hand on a host without udev.
 const HandConfig = "activation { udev_sync=0 udev_rules=0 monitoring=0 } devices { scan_lvs=0 use_devicesfile=0 obtain_device_list_from_udev=0 } backup { backup=0 archive=0 }"
 
-// Cryptsetup is the real one, with headers that cost an emulated machine little.
+// Cryptsetup returns the real program, with a key derivation cheap enough for
+// an emulated machine.
 func Cryptsetup() *luks.Cryptsetup {
 	return luks.New("cryptsetup", luks.Cost{MemoryKiB: 32, Rounds: 4})
 }
 
-// waitTimeout bounds LVM's commands and the end of an lvmd: the machine is
-// emulated.
 const waitTimeout = time.Minute
 
-// NewRealMachine makes a machine where everything is real: the kernel, LVM and
-// lvmd, with a volume group on the disk, of which nothing is left at the
-// test's end. A test that passed has to leave no mount and no volume. The medium is "disk" or "pmem". Further device classes of the group
-// are given in the words of lvmd's configuration, but for the group. There can be
-// one machine at a time.
+// NewRealMachine returns a machine without fakes: kernel, LVM, lvmd and a
+// volume group on the disk, which it removes at the end. A test that passes
+// must leave no mount and no volume. medium is "disk" or "pmem". classes are
+// further device classes in lvmd's configuration syntax, without their group.
+// Only one machine can exist at a time.
 func NewRealMachine(t testing.TB, disk, medium string, classes ...string) *Machine {
 	t.Helper()
 	ByHand(t, "lvm", "vgcreate", "--yes", "--dataalignment", "2m", Group, disk, "--config", HandConfig)
@@ -79,7 +78,7 @@ deviceClasses:
 		if t.Failed() {
 			t.Logf("lvmd:\n%s\nplugin:\n%s", log, m.Log)
 		}
-		// What a failed test left mounted.
+		// Leftovers of a failed test.
 		points, err := m.Mounts.Below(m.KubeletDir)
 		if err != nil {
 			t.Error(err)
@@ -98,8 +97,9 @@ deviceClasses:
 	return m
 }
 
-// waitEmpty waits until the volume group has no volume but thin pools. lvmd acknowledges a deletion when it
-// is in its journal, and has to run until it is carried out: before, the volume has no tag of it.
+// waitEmpty waits until the group has only thin pools. lvmd must run until
+// then: it acknowledges a deletion once journaled, and the volume gets its tag
+// only later.
 func waitEmpty(t testing.TB) {
 	t.Helper()
 	waittest.Succeeds(t, "nothing is left in the volume group", func() error {
@@ -111,7 +111,6 @@ func waitEmpty(t testing.TB) {
 	})
 }
 
-// realLVM returns the machine's LVM.
 func realLVM(t testing.TB) *lvm.Host {
 	t.Helper()
 	dir := t.TempDir()
@@ -119,13 +118,14 @@ func realLVM(t testing.TB) *lvm.Host {
 	return must.Get(lvm.NewHost(&lvm.Runner{Binary: "lvm", Timeout: waitTimeout, SystemDir: dir}))(t)
 }
 
-// removeGroup removes the volume group of a machine, whose lvmd has stopped, with what a failed test left in it.
+// removeGroup removes the group, with leftovers of a failed test, after lvmd
+// has stopped.
 func removeGroup(t testing.TB, disk string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 	defer cancel()
-	// A command that was cut off when lvmd stopped may have left links to devices that are gone.
-	// The next lvmd drops them when it scans; vgcreate refuses the name for them.
+	// A command killed when lvmd stopped may have left links to removed
+	// devices. vgcreate would reject the name for them; a scan removes them.
 	if _, err := realLVM(t).Scan(ctx, []string{Group}); err != nil {
 		t.Errorf("scan the volume group: %v", err)
 	}
@@ -136,7 +136,7 @@ func removeGroup(t testing.TB, disk string) {
 	}
 }
 
-// ByHand runs a program as an administrator would.
+// ByHand runs a program like an administrator.
 func ByHand(t testing.TB, name string, args ...string) string {
 	t.Helper()
 	out, err := exec.Command(name, args...).CombinedOutput()
