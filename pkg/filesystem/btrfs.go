@@ -10,10 +10,9 @@ import (
 	"os"
 )
 
-// btrfs is served by the kernel's btrfs driver and btrfs-progs.
 type btrfs struct{}
 
-// Fields of the superblock, little-endian, offsets from its start (Linux,
+// Superblock fields, little-endian, as offsets from its start (Linux,
 // include/uapi/linux/btrfs_tree.h, struct btrfs_super_block).
 const (
 	btrfsChecksumLength  = 32
@@ -31,9 +30,9 @@ const (
 	btrfsMinimumDeviceBytes   = 256 << 20
 )
 
-// btrfsFeatures of a new file system, see mkfs.btrfs(8). They are named one by one, because
-// those that mkfs.btrfs chooses change with its version, and a node's kernel may be older
-// than the image. Linux 5.12 mounts a file system with all of them.
+// btrfsFeatures of a new file system, see mkfs.btrfs(8). They are explicit
+// because the defaults change with the version of mkfs.btrfs, and a node's
+// kernel may be older than the image. Linux 5.12 mounts all of them.
 const (
 	btrfsFeatures        = "extref,skinny-metadata,no-holes"
 	btrfsRuntimeFeatures = "free-space-tree"
@@ -41,18 +40,18 @@ const (
 
 var (
 	btrfsMagicValue = []byte("_BHRfS_M")
-	// btrfsSuperblocks is where the superblock and its copies lie, as far as the
-	// device reaches; the kernel mounts by the first.
+	// btrfsSuperblocks are the offsets of the superblock and its copies, as far
+	// as the device reaches. The kernel mounts by the first.
 	btrfsSuperblocks = []int64{64 << 10, 64 << 20, 256 << 30}
 )
 
 func (btrfs) mkfs(device string, _ int64, o FormatOptions) []string {
 	args := []string{
 		"mkfs.btrfs", "-q",
-		"-f", // whatever the device carries; a mounted one is still refused
+		"-f", // overwrite existing data; mkfs still refuses a mounted device
 		"-K", // no discard: the volume is clean
-		// Not -U: for it mkfs.btrfs reads every block device of the machine, to see
-		// whether the UUID is in use. SetUUID comes after it instead.
+		// Not -U: for it mkfs.btrfs searches every block device of the machine
+		// for the UUID. SetUUID follows instead.
 		"-O", btrfsFeatures, "-R", btrfsRuntimeFeatures,
 	}
 	if v := o.Settings.value(SettingLabel); v != "" {
@@ -61,7 +60,7 @@ func (btrfs) mkfs(device string, _ int64, o FormatOptions) []string {
 	if v := o.Settings.value(SettingNodeSize); v != "" {
 		args = append(args, "-n", v)
 	}
-	// Two copies of the metadata by default, so that a bad sector does not cost
+	// Metadata has two copies by default, so that a bad sector does not cost
 	// the file system.
 	metadata := "dup"
 	if v := o.Settings.value(SettingMetadata); v != "" {
@@ -85,8 +84,8 @@ func (btrfs) probe(start []byte) (Info, bool) {
 	}
 	return Info{
 		Type: Btrfs, UUID: formatUUID(sb[btrfsUUID : btrfsUUID+16]), SizeBytes: size,
-		// The log is replayed by the mount. What a mount cannot cope with is a half-written
-		// superblock, of which there are copies.
+		// Mounting replays the log. It cannot handle a half-written superblock,
+		// but there are copies.
 		NeedsCheck: btrfsChecksumWrong(sb),
 	}, true
 }
@@ -100,15 +99,14 @@ func btrfsChecksum(sb []byte) uint32 {
 	return crc32.Checksum(sb[btrfsChecksumLength:], crc32.MakeTable(crc32.Castagnoli))
 }
 
-// btrfsChecksumWrong judges checksums of the kind that mkfs.btrfs makes unless
-// asked otherwise, and lets others pass.
+// btrfsChecksumWrong only verifies checksums of mkfs.btrfs's default type.
 func btrfsChecksumWrong(sb []byte) bool {
 	return binary.LittleEndian.Uint16(sb[btrfsChecksumType:]) == btrfsChecksumCRC32C &&
 		binary.LittleEndian.Uint32(sb) != btrfsChecksum(sb)
 }
 
-// check replaces a damaged superblock by a copy. It never runs btrfs check
-// --repair, which its manual warns of.
+// check restores a damaged superblock from a copy. It never runs btrfs check
+// --repair, which its manual warns against.
 func (btrfs) check(ctx context.Context, device string, o CheckOptions) error {
 	info, err := Probe(device)
 	if err != nil || !info.NeedsCheck {
@@ -124,25 +122,24 @@ func (btrfs) check(ctx context.Context, device string, o CheckOptions) error {
 	return err
 }
 
-// btrfsSuperRecovered is the exit status of btrfs rescue super-recover when it
-// replaced bad superblocks.
+// btrfsSuperRecovered is btrfs rescue super-recover's exit status after
+// replacing bad superblocks.
 const btrfsSuperRecovered = 2
 
 func (btrfs) grow(ctx context.Context, device, mountPath string) error {
 	return run(ctx, device, []string{"btrfs", "filesystem", "resize", "max", mountPath})
 }
 
-// minimumSize is the smallest size that the kernel lets a btrfs grow to;
-// mkfs.btrfs itself insists on 109 MiB.
+// minimumSize returns the smallest size to which the kernel can grow a btrfs;
+// mkfs.btrfs needs only 109 MiB.
 func (btrfs) minimumSize(bool) int64 { return btrfsMinimumDeviceBytes }
 
-// setUUID gives the file system another UUID, without touching its trees: they
-// keep the one that they were made with, which the superblock holds as the
-// metadata's UUID from then on (Linux 5.0). Each copy of the superblock is
-// written in one piece, the first one last: until then, and again when it is
-// done, the file system is whole.
+// setUUID changes the UUID without rewriting the trees: they keep the old one,
+// which the superblock then records as metadata UUID (Linux 5.0). It writes
+// each copy of the superblock in one piece, the first copy last. The file
+// system is consistent before and after that last write.
 func (btrfs) setUUID(device string, uuid [16]byte) (err error) {
-	// O_EXCL: a device that is mounted is refused.
+	// O_EXCL fails on a mounted device.
 	f, err := os.OpenFile(device, os.O_RDWR|os.O_EXCL, 0)
 	if err != nil {
 		return err
@@ -181,7 +178,7 @@ func (btrfs) setUUID(device string, uuid [16]byte) (err error) {
 		if _, err := f.WriteAt(sb, at); err != nil {
 			return err
 		}
-		// In order, so that what is there after a power cut is one or the other.
+		// Sync each, so that a power cut leaves the old or the new UUID.
 		if err := f.Sync(); err != nil {
 			return err
 		}

@@ -12,36 +12,35 @@ import (
 	"github.com/carve-csi/carve/pkg/command"
 )
 
-// maxOutput bounds what is kept of a command's output: enough for the reason
-// of a failure, little enough for a log line.
+// maxOutput bounds the recorded output in bytes: enough for the reason, short
+// enough for a log line.
 const maxOutput = 4096
 
-// wantsMemory matches what tools say when they cannot have the memory that they need:
-// e2fsck and the C library of ENOMEM, xfs_repair of the limit of its option -m. "Unknown
-// code ext2 70" is EXT2_ET_NO_MEMORY before e2fsck has read its messages.
+// wantsMemory matches messages of tools that lack memory: of e2fsck and the C
+// library for ENOMEM, and of xfs_repair about its option -m. "Unknown code ext2
+// 70" is EXT2_ET_NO_MEMORY before e2fsck has loaded its messages.
 var wantsMemory = regexp.MustCompile(`(?i)memory allocation failed|cannot allocate memory|out of memory|required memory for repair|[mc]alloc failed|memory exhausted|unknown code ext2 70`)
 
-// ioError is what every tool says of EIO in the C locale.
+// ioError is every tool's message for EIO in the C locale.
 const ioError = "Input/output error"
 
-// CommandError says that a tool failed.
+// CommandError is the failure of a tool.
 type CommandError struct {
-	// Args is the command line, the tool's name first.
 	Args []string
-	// ExitCode is the tool's exit status, or -1 when it did not start or was
+	// ExitCode is the exit status, or -1 if the tool did not start or was
 	// killed.
 	ExitCode int
-	// Output is the beginning and the end of what it wrote to stdout and stderr.
+	// Output has the beginning and end of stdout and stderr.
 	Output string
-	// Err is the cause: the context's when that ended the command. It matches
-	// syscall.EIO when the tool says that the device failed, and ErrMemory when the tool
-	// says that it could not have the memory that it needs.
+	// Err is the cause, from the context if that ended the command. It matches
+	// syscall.EIO if the tool reports a failed device, and ErrMemory if it
+	// reports a lack of memory.
 	Err error
 }
 
-// Error quotes the tool's own words.
+// Error includes the tool's output.
 func (e *CommandError) Error() string {
-	// mkfs.xfs goes on with all of its options.
+	// mkfs.xfs appends all of its options.
 	reason, _, _ := strings.Cut(e.Output, "\nUsage:")
 	out := strings.Join(strings.Fields(reason), " ")
 	if out == "" {
@@ -53,25 +52,25 @@ func (e *CommandError) Error() string {
 // Unwrap returns the cause.
 func (e *CommandError) Unwrap() error { return e.Err }
 
-// Refused reports whether a tool ran to its end and failed, for another reason than the device
-// or the memory: mostly for its options.
+// Refused reports whether a tool ran to its end and failed, for a reason other
+// than the device or memory. Mostly its options are the reason.
 func Refused(err error) bool {
 	code, ended := exitCode(err)
 	return ended && code > 0 && !errors.Is(err, syscall.EIO) && !errors.Is(err, ErrMemory)
 }
 
-// run runs one command to its end, without input and in a fixed environment. It
-// returns nil or a *CommandError. One that is killed when the context ends and is not gone then,
-// because its device does not answer, keeps other commands from the device until it is.
+// run runs a command without input and in a fixed environment. It returns nil
+// or a *CommandError. A killed command that still waits for its device blocks
+// other commands on the device until it exits.
 func run(ctx context.Context, device string, args []string) error {
 	return runWithin(ctx, device, CheckOptions{}, args)
 }
 
-// runWithin is run for a command with the limits of a check.
 func runWithin(ctx context.Context, device string, o CheckOptions, args []string) error {
 	r, err := command.Run(ctx, command.Command{
 		Program: args[0], Args: args[1:], Env: []string{"PATH=" + command.Path, "LC_ALL=C"},
-		// Both ends: e2fsck says of all that it corrected, and last why it failed.
+		// Keep both ends: e2fsck lists all its corrections, and the reason of a
+		// failure last.
 		MaxErrors: maxOutput, Memory: o.Memory, Device: device, Waiting: o.Waiting,
 	})
 	var killed *command.KilledError
@@ -90,7 +89,7 @@ func runWithin(ctx context.Context, device string, o CheckOptions, args []string
 	return &CommandError{Args: args, ExitCode: r.ExitCode, Output: r.Errors, Err: err}
 }
 
-// exitCode returns the exit status of a tool that ran to its end.
+// exitCode returns false for a tool that did not run to its end.
 func exitCode(err error) (int, bool) {
 	var ce *CommandError
 	if errors.As(err, &ce) && ce.ExitCode >= 0 {

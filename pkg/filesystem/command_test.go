@@ -37,7 +37,7 @@ func TestRun(t *testing.T) {
 		}
 	})
 	t.Run("a tool that takes more memory than it may have fails with ErrMemory", func(t *testing.T) {
-		// The limit comes a moment after the tool has begun.
+		// The limit arrives a moment after the tool has started.
 		const allocate = `until [ "$(ulimit -d)" != unlimited ]; do sleep 0.01; done; exec dd if=/dev/zero of=/dev/null count=1 bs=`
 		if err := runWithin(t.Context(), "", CheckOptions{Memory: 64 << 20}, []string{"sh", "-c", allocate + "1M"}); err != nil {
 			t.Errorf("it takes 1 MiB of 64: %v", err)
@@ -48,7 +48,7 @@ func TestRun(t *testing.T) {
 		}
 	})
 	t.Run("what a tool says last counts, whatever it said before", func(t *testing.T) {
-		// e2fsck names each inode that it frees, and begins its first pass afterwards.
+		// e2fsck names each inode that it frees before its first pass.
 		const repair = `for i in $(seq 100); do echo "/dev/dm-1: Clearing orphaned inode $i (uid=999, gid=999, mode=0100600, size=16777216)"; done; echo "$1"; exit 8`
 		for last, want := range map[string]error{
 			"/dev/dm-1: Error allocating inode bitmap (1): Memory allocation failed": ErrMemory,
@@ -89,7 +89,7 @@ func TestRun(t *testing.T) {
 		})
 		t.Cleanup(func() {
 			if pid, err := strconv.Atoi(child); err == nil {
-				_ = syscall.Kill(pid, syscall.SIGKILL) // if it still runs
+				_ = syscall.Kill(pid, syscall.SIGKILL) // it may still run
 			}
 		})
 		cancel()

@@ -5,7 +5,6 @@ import (
 	"slices"
 )
 
-// settingMeanings says in one line what each setting does.
 var settingMeanings = map[string]string{
 	SettingLabel:           "The label of the file system.",
 	SettingBlockSize:       "The unit of allocation, in bytes; not less than a sector of the disks.",
@@ -20,11 +19,11 @@ var settingMeanings = map[string]string{
 	SettingRootMode:        "The mode of [the root directory](../how-to/filesystems.md#the-root-directory), such as `1777`; `0755` otherwise.",
 }
 
-// SettingMeaning returns what a setting does, or nothing for an unknown one.
+// SettingMeaning returns the effect of a setting, or "" for an unknown one.
 func SettingMeaning(name string) string { return settingMeanings[name] }
 
-// DescribeSettings returns the settings that a type knows, with the values that each may
-// have, in words.
+// DescribeSettings returns a type's settings with a description of their
+// values.
 func DescribeSettings(t Type) map[string]string {
 	described := map[string]string{}
 	for name, v := range settings[t] {
@@ -33,9 +32,9 @@ func DescribeSettings(t Type) map[string]string {
 	return described
 }
 
-// DescribeMountOptions returns the mount options that are allowed for a type beside
-// those that are allowed for all, sorted and with their values. The empty type stands for
-// those that are allowed for all.
+// DescribeMountOptions returns the sorted mount options of a type, with their
+// values, without the options common to all types. For the empty type it
+// returns the common ones.
 func DescribeMountOptions(t Type) []string {
 	allowed := ownOptions[t]
 	if t == "" {
@@ -48,5 +47,6 @@ func DescribeMountOptions(t Type) []string {
 	return described
 }
 
-// DescribeDAXOptions returns the mount options that are allowed on persistent memory only.
+// DescribeDAXOptions returns the mount options allowed only on persistent
+// memory.
 func DescribeDAXOptions() string { return listOptions(daxOptions) }

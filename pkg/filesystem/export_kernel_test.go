@@ -12,9 +12,8 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// EveryMountOption returns every mount option that is allowed for a use, with
-// the ends of what its value may be. Left out is context, which only kernels with
-// SELinux know.
+// EveryMountOption returns every mount option allowed for a use, with the
+// extremes of its values, except context, which only kernels with SELinux know.
 func EveryMountOption(u Use) []string {
 	allowed := merged(commonOptions, ownOptions[u.Type])
 	delete(allowed, "context")
@@ -40,7 +39,7 @@ func EveryMountOption(u Use) []string {
 	return all
 }
 
-// ends are values that are allowed, the extreme ones among them.
+// ends returns allowed values, including the extremes.
 func ends(v values) []string {
 	number := func(n int64) string { return strconv.FormatInt(n, 10) }
 	switch v := v.(type) {
@@ -60,8 +59,8 @@ func ends(v values) []string {
 	panic(fmt.Sprintf("%T has no ends", v))
 }
 
-// EverySetting returns settings with each value that is allowed, or the ends of what it
-// may be, of each setting of the type, and last the greatest ones together.
+// EverySetting returns settings with each allowed value, or the extremes, of
+// each setting of the type, and last the largest values together.
 func EverySetting(t *testing.T, typ Type) []Settings {
 	t.Helper()
 	all := map[string][]string{

@@ -13,10 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ext4 is served by the kernel's ext4 driver and e2fsprogs.
 type ext4 struct{}
 
-// Fields of the primary superblock, little-endian, offsets from its start
+// Fields of the primary superblock, little-endian, as offsets from its start
 // (Linux, fs/ext4/ext4.h, struct ext4_super_block).
 const (
 	ext4SuperblockStart  = 1024
@@ -46,19 +45,20 @@ const (
 	ext4MinimumDeviceBytes = 16 << 20
 )
 
-// Features of a new file system, see ext4(5). They are named one by one, because those that
-// mke2fs and its configuration choose change with its version, and a node's kernel may be
-// older than the image. Linux 5.12 mounts a file system with all of them; left out are
-// orphan_file (5.15) and what mke2fs has not had on by default.
+// Features of a new file system, see ext4(5). They are explicit because the
+// defaults change with mke2fs's version and configuration, and a node's kernel
+// may be older than the image. Linux 5.12 mounts all of them. orphan_file
+// (5.15) and features that were off by default in mke2fs are left out.
 const (
 	ext4Features = "none,sparse_super,large_file,filetype,resize_inode,dir_index,ext_attr,extent,huge_file,flex_bg,metadata_csum,64bit,dir_nlink,extra_isize"
 	ext4Journal  = "has_journal"
-	// A fast commit writes what changed, and not whole blocks of metadata. Its replay has had
-	// errors in older kernels; nothing of a scratch file system is ever replayed.
+	// A fast commit writes changes instead of whole metadata blocks. Older
+	// kernels had bugs in its replay, but a scratch file system is never
+	// replayed.
 	ext4FastCommit = "fast_commit"
 )
 
-// Exit statuses of e2fsck(8); a sum of bits.
+// Exit status bits of e2fsck(8).
 const (
 	e2fsckCorrected   = 1
 	e2fsckReboot      = 2
@@ -66,14 +66,14 @@ const (
 )
 
 func (ext4) mkfs(device string, _ int64, o FormatOptions) []string {
-	// Lazy initialisation leaves inode tables and journal to a kernel thread
-	// after the first mount, so that mkfs takes no longer for large volumes
-	// than for small ones. No discard: the volume is clean, and a discard of a
-	// large volume takes seconds on some disks.
+	// Lazy initialization leaves inode tables and journal to a kernel thread
+	// after the first mount, so mkfs takes no longer for large volumes. No
+	// discard: the volume is clean, and on some disks a discard of a large one
+	// takes seconds.
 	extended := "lazy_itable_init=1,lazy_journal_init=1,nodiscard"
 	if o.DAX {
-		// Allocation in stripes of 512 blocks puts large files on multiples of
-		// 2 MiB, which is what a huge page needs.
+		// Stripes of 512 blocks align large files to 2 MiB, as huge pages
+		// require.
 		extended += ",stride=512,stripe_width=512"
 	}
 	set := func(name, otherwise string) string {
@@ -84,15 +84,15 @@ func (ext4) mkfs(device string, _ int64, o FormatOptions) []string {
 	}
 	args := []string{
 		"mkfs.ext4", "-q",
-		"-F", // whatever the device carries; once, so that a mounted one is still refused
-		// The page size, also for small volumes, where mkfs would choose 1 KiB:
-		// DAX needs it, and growing far is only possible with it.
+		"-F", // overwrite existing data; given once, mkfs still refuses a mounted device
+		// The page size even for small volumes, where mkfs would choose 1 KiB:
+		// DAX needs it, and so does growing far.
 		"-b", set(SettingBlockSize, pageSize),
-		// No blocks kept back for root: nothing of the system is on a
-		// volume, and its user paid for all of it.
+		// Reserve no blocks for root: a volume has no system files, and its
+		// user paid for all of it.
 		"-m", set(SettingReservedPercent, "0"),
-		// A file system that finds itself damaged takes no more writes, and is
-		// checked before it is mounted the next time.
+		// After detecting damage the file system takes no more writes and is
+		// checked before the next mount.
 		"-e", "remount-ro",
 		"-U", o.UUID,
 	}
@@ -105,9 +105,9 @@ func (ext4) mkfs(device string, _ int64, o FormatOptions) []string {
 	}
 	features := ext4Features + "," + ext4Journal
 	if o.Profile == Scratch {
-		// Without a journal ext4 does not use an inode for minutes after it was deleted, and
-		// looks at each such inode whenever it makes one: the more files come and go, the
-		// slower it is.
+		// Without a journal ext4 does not reuse a deleted inode for minutes,
+		// and examines each such inode whenever it creates one: turnover of
+		// many files would slow it down.
 		features += "," + ext4FastCommit
 	}
 	return append(args, "-O", features, "-E", extended, device)
@@ -140,17 +140,17 @@ func (ext4) probe(start []byte) (Info, bool) {
 		Type:      Ext4,
 		UUID:      formatUUID(sb[ext4UUID : ext4UUID+16]),
 		SizeBytes: size,
-		// A journal to replay asks for a check although the kernel replays it
-		// too: errors noted in the journal by the last user come to light only
-		// in e2fsck, which ends right after the replay when there are none.
+		// Check even if there is only a journal to replay, which the kernel
+		// does too: only e2fsck acts on errors recorded in the journal, and
+		// without any it ends right after the replay.
 		NeedsCheck: damaged || state&ext4StateValid == 0 || state&ext4StateErrors != 0 ||
 			incompat&ext4IncompatRecover != 0 || le32(ext4ErrorCount) != 0,
 		Journal: le32(ext4FeatureCompat)&ext4CompatJournal != 0,
 	}, true
 }
 
-// check lets e2fsck decide how much there is to do, and insists on a full pass
-// only when errors are on record afterwards.
+// check first lets e2fsck decide how much to do, and forces a full pass only if
+// errors remain on record.
 func (e ext4) check(ctx context.Context, device string, o CheckOptions) error {
 	if err := e.fsck(ctx, o, device); err != nil {
 		return err
@@ -175,12 +175,12 @@ func (ext4) fsck(ctx context.Context, o CheckOptions, device string, flags ...st
 	return err
 }
 
-// ext4IOCResize is EXT4_IOC_RESIZE_FS, _IOW('f', 16, __u64): the argument is the new number of blocks
-// (Linux, fs/ext4/ioctl.c).
+// ext4IOCResize is EXT4_IOC_RESIZE_FS, _IOW('f', 16, __u64); its argument is
+// the new number of blocks (Linux, fs/ext4/ioctl.c).
 const ext4IOCResize = 0x40086610
 
-// grow does what resize2fs would do, but at the given path. resize2fs takes the first mount of the
-// device that it finds, and fails where that one is read-only.
+// grow does resize2fs's work at mountPath. resize2fs uses the first mount of
+// the device that it finds and fails if that one is read-only.
 func (ext4) grow(ctx context.Context, device, mountPath string) error {
 	_, err := Do(ctx, device, func() (struct{}, error) { return struct{}{}, growExt4(device, mountPath) })
 	return err
@@ -215,6 +215,6 @@ func growExt4(device, mountPath string) error {
 	return nil
 }
 
-// minimumSize is twice what mkfs.ext4 needs to give a volume with 4 KiB blocks
-// a journal (2048 blocks), as half of that would be journal.
+// minimumSize returns twice the size for which mkfs.ext4 creates a journal
+// (2048 blocks of 4 KiB), since half of that would be journal.
 func (ext4) minimumSize(bool) int64 { return ext4MinimumDeviceBytes }

@@ -10,8 +10,9 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// TestNewFileSystemsHaveTheFeaturesThatAreNamed reads the superblocks that the real tools
-// write: a newer tool must not add a feature that an older kernel does not mount.
+// TestNewFileSystemsHaveTheFeaturesThatAreNamed reads superblocks made by the
+// real tools: a newer tool must not add features that older kernels do not
+// mount.
 func TestNewFileSystemsHaveTheFeaturesThatAreNamed(t *testing.T) {
 	little, big := binary.LittleEndian, binary.BigEndian
 	const (

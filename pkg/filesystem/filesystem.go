@@ -10,101 +10,98 @@ import (
 	"github.com/carve-csi/carve/pkg/quantity"
 )
 
-// Type names a file system as mount(2) and StorageClass parameters do.
+// Type is a file system's name in mount(2) and StorageClass parameters.
 type Type string
 
-// The file systems that volumes can carry.
+// The supported file systems.
 const (
 	Ext4  Type = "ext4"
 	XFS   Type = "xfs"
 	Btrfs Type = "btrfs"
 )
 
-// Default is the file system of a volume whose creator named none.
+// Default is the type of a volume created without one.
 const Default = Ext4
 
-// ErrUnformatted says that a device carries no known file system, or one whose
-// mkfs did not finish.
+// ErrUnformatted means that a device has no known file system, or that its mkfs
+// did not finish.
 var ErrUnformatted = errors.New("no known file system on the device")
 
-// ErrCorrupt says that a file system has damage that the automatic repair did
-// not dare to correct. An administrator has to run the repair tool by hand.
+// ErrCorrupt means that the automatic repair left damage. An administrator must
+// run the repair tool by hand.
 var ErrCorrupt = errors.New("file system damage needs manual repair")
 
-// ErrMemory says that a file system is too large to be checked within the memory that is
-// allowed for it. Nothing was changed, or all that was changed is whole.
+// ErrMemory means that checking a file system needs more memory than allowed.
+// The file system is unchanged, or all changes are consistent.
 var ErrMemory = errors.New("checking the file system takes more memory than is allowed for it")
 
-// FormatOptions says what Format makes.
+// FormatOptions configure Format.
 type FormatOptions struct {
-	// Type is required.
 	Type Type
-	// UUID becomes the file system's UUID, in the usual 8-4-4-4-12 form.
-	// Required: the caller recognises the file system by it later.
+	// UUID is the file system's UUID in 8-4-4-4-12 form. It is required, as the
+	// caller identifies the file system by it later.
 	UUID string
-	// DAX lays the file system out so that mappings of its files can use 2 MiB
-	// pages, and leaves out what DAX mounts cannot have. The device has to
-	// start at a multiple of 2 MiB of the medium for that to work.
-	DAX bool
-	// Profile says what the data are worth.
-	Profile Profile
-	// Settings are the class' choices.
+	// DAX aligns the file system so that mappings can use 2 MiB pages, and
+	// omits features that DAX mounts cannot have. The device must start at a
+	// multiple of 2 MiB of the medium.
+	DAX      bool
+	Profile  Profile
 	Settings Settings
 }
 
-// CheckOptions say what a check may take.
+// CheckOptions limit a check.
 type CheckOptions struct {
-	// Memory is how many bytes it may have for its data; zero is no limit.
+	// Memory limits the check's data, in bytes; zero means no limit.
 	Memory int64
-	// Waiting, if set, is called with true when the tool has done nothing for a while, as while
-	// its device does not answer, and with false when it goes on. It is not called after Check.
+	// Waiting, if not nil, is called with true when the tool has been idle for
+	// a while, for instance because its device does not answer, and with false
+	// when it continues. It is not called after Check returns.
 	Waiting func(bool)
 }
 
-// Info is what the superblock of a file system says.
+// Info is the content of a superblock.
 type Info struct {
 	Type Type
-	// UUID in lower case, 8-4-4-4-12.
+	// UUID is in lower case, 8-4-4-4-12 form.
 	UUID string
-	// SizeBytes is the size of the file system, which can be smaller than its
-	// device: whole blocks only, or the device has grown since.
+	// SizeBytes is the file system's size. It may be smaller than its device,
+	// as it has whole blocks and does not grow with the device.
 	SizeBytes int64
-	// NeedsCheck asks for Check before the next mount: ext4 with a journal to
-	// replay, without a journal and not unmounted cleanly, with recorded errors
-	// or with a superblock whose checksum is wrong; btrfs only in the last case
-	// and xfs only when it is marked as in need of repair, as their logs are
-	// replayed by the mount. A mounted ext4 looks as if it needed a check.
+	// NeedsCheck asks for Check before the next mount. For ext4 it means a
+	// journal to replay, no journal and no clean unmount, recorded errors, or a
+	// wrong superblock checksum; for btrfs only the last; for xfs only a mark
+	// that it needs repair. Mounts of btrfs and xfs replay the log. A mounted
+	// ext4 looks as if it needed a check.
 	NeedsCheck bool
-	// Journal: ext4 has one. Those that were made for scratch before fast commits were used
-	// for them have none.
+	// Journal means that ext4 has a journal. Older scratch file systems, from
+	// before fast commits, have none.
 	Journal bool
 }
 
-// kind is what is particular to one file system.
+// kind is the code specific to one file system type.
 type kind interface {
-	// mkfs returns the command that formats the device of that size in bytes.
+	// mkfs returns the format command; size is the device's in bytes.
 	mkfs(device string, size int64, o FormatOptions) []string
-	// probe reads the start of a device, superblockArea bytes or fewer if the
-	// device is smaller. False: not this file system.
+	// probe parses the start of a device: superblockArea bytes, or all of a
+	// smaller one. It returns false for other file systems.
 	probe(start []byte) (Info, bool)
-	// check repairs what can be repaired without asking.
+	// check repairs as far as is safe without asking.
 	check(ctx context.Context, device string, o CheckOptions) error
-	// grow grows the file system that is mounted at a path.
 	grow(ctx context.Context, device, mountPath string) error
-	// minimumSize is the smallest device, in bytes, that mkfs accepts and that
-	// has all features, such as a journal.
+	// minimumSize returns the smallest device, in bytes, on which mkfs creates
+	// a file system with all features, such as a journal.
 	minimumSize(dax bool) int64
 }
 
 var kinds = map[Type]kind{Btrfs: btrfs{}, Ext4: ext4{}, XFS: xfs{}}
 
-// Types returns all known types in alphabetical order.
+// Types returns all types, sorted.
 func Types() []Type {
 	return []Type{Btrfs, Ext4, XFS}
 }
 
-// ParseType returns the type of that name; an empty name is Default. The error
-// lists what is allowed.
+// ParseType returns the type with that name, or Default if it is empty. Its
+// error lists the allowed names.
 func ParseType(name string) (Type, error) {
 	if name == "" {
 		return Default, nil
@@ -119,14 +116,15 @@ func ParseType(name string) (Type, error) {
 	return "", fmt.Errorf("file system %q is not supported: allowed are %s", name, strings.Join(allowed, ", "))
 }
 
-// Format makes a new, empty file system on the device, whatever the device
-// carried before. It returns when the file system can be mounted; inode tables
-// and the journal are initialised lazily by the kernel after the first mount.
-// No discard pass is made: the device is expected to be clean already.
-// A device that is mounted is refused by mkfs. The context should carry a
-// deadline: at its end mkfs is killed and the device is left unformatted or
-// half formatted. One that waits for a device that does not answer is not gone then: until it is,
-// the device is neither probed nor worked on again, and errors match blockdev.ErrTimedOut.
+// Format creates an empty file system, whatever the device contained. The
+// kernel initializes inode tables and journal after the first mount. Format
+// does not discard: the device is expected to be clean. mkfs refuses a mounted
+// device.
+//
+// The context should have a deadline. When it ends, mkfs is killed and the
+// device is left unformatted or half formatted. If mkfs still waits for a
+// device that does not answer, all probes and commands on the device fail with
+// blockdev.ErrTimedOut until mkfs exits.
 func Format(ctx context.Context, device string, o FormatOptions) error {
 	k, err := kindOf(o.Type)
 	if err != nil {
@@ -158,13 +156,13 @@ func Format(ctx context.Context, device string, o FormatOptions) error {
 	return nil
 }
 
-// SharesNoUUID reports whether the kernel refuses to mount two file systems of
-// the type that have the same UUID, whatever the mount options. A clone has to
-// get its own by SetUUID before it is mounted.
+// SharesNoUUID reports whether the kernel never mounts two file systems of the
+// type with the same UUID. A clone then needs SetUUID before its first mount.
 func SharesNoUUID(t Type) bool { return t == Btrfs }
 
-// SetUUID gives the unmounted file system another UUID, for types that share
-// none. It is quick whatever the file system holds, and may be repeated.
+// SetUUID changes the UUID of an unmounted file system of a type for which
+// SharesNoUUID is true. Its duration does not depend on the content, and it may
+// be repeated.
 func SetUUID(device string, t Type, uuid string) error {
 	k, ok := kinds[t].(interface {
 		setUUID(device string, uuid [16]byte) error
@@ -182,11 +180,11 @@ func SetUUID(device string, t Type, uuid string) error {
 	return nil
 }
 
-// Check repairs the unmounted file system as far as that is safe to do without
-// asking: journal replay and what fsck's preen mode corrects. It returns
-// ErrCorrupt when damage is left, and ErrMemory when the tool would take more memory than
-// it may have. Probe's NeedsCheck says when to call it; calling it
-// for a clean file system costs a fork and changes nothing.
+// Check repairs an unmounted file system as far as is safe without asking: it
+// replays the journal and corrects what fsck's preen mode does. It returns
+// ErrCorrupt if damage is left, and ErrMemory if the tool needs more memory
+// than allowed. Call it if Info.NeedsCheck is set; for a clean file system it
+// only costs a fork.
 func Check(ctx context.Context, device string, t Type, o CheckOptions) error {
 	k, err := kindOf(t)
 	if err != nil {
@@ -198,8 +196,8 @@ func Check(ctx context.Context, device string, t Type, o CheckOptions) error {
 	return nil
 }
 
-// Grow extends the file system, mounted read-write at mountPath, to the size
-// of its device. It succeeds and changes nothing when there is nothing to grow.
+// Grow extends a file system, mounted read-write at mountPath, to the size of
+// its device, if it is smaller.
 func Grow(ctx context.Context, device, mountPath string, t Type) error {
 	k, err := kindOf(t)
 	if err != nil {
@@ -211,8 +209,8 @@ func Grow(ctx context.Context, device, mountPath string, t Type) error {
 	return nil
 }
 
-// MinimumSize returns the size in bytes of the smallest device that Format
-// accepts, or zero for an unknown type.
+// MinimumSize returns the smallest device that Format accepts, in bytes, or
+// zero for an unknown type.
 func MinimumSize(t Type, dax bool) int64 {
 	k, ok := kinds[t]
 	if !ok {

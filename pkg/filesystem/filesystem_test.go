@@ -126,7 +126,6 @@ func message(err error) string {
 	return err.Error()
 }
 
-// sparse makes an image file that takes no space.
 func sparse(t *testing.T, size int64) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "image")

@@ -16,8 +16,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestAToolThatHangsInTheKernelKeepsOthersFromItsDeviceOnly has e2fsck wait for a device that does
-// not answer. SIGKILL does not end it then.
+// e2fsck waits for a device that does not answer, so SIGKILL does not end it.
 func TestAToolThatHangsInTheKernelKeepsOthersFromItsDeviceOnly(t *testing.T) {
 	const name, device = "carve-hanging", "/dev/mapper/carve-hanging"
 	dmsetup := func(args ...string) {

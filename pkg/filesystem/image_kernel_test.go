@@ -12,8 +12,8 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// TestFormattedImages runs the real tools on image files: what mkfs makes,
-// Probe has to recognise.
+// TestFormattedImages runs the real tools on image files: Probe must recognize
+// the output of mkfs.
 func TestFormattedImages(t *testing.T) {
 	const mib = 1 << 20
 	tests := []struct {
@@ -94,15 +94,15 @@ func TestCheckRepairsWhatIsSafeAndReportsTheRest(t *testing.T) {
 	})
 }
 
-// checkMemory is what checks of small file systems need at most.
+// checkMemory suffices for checks of small file systems.
 const checkMemory = 32 << 20
 
 func TestACheckThatMayNotHaveTheMemoryThatItNeedsSaysSo(t *testing.T) {
 	for _, c := range []struct {
 		typ Type
-		// spoil has a check be needed.
+		// spoil makes a check necessary.
 		spoil func(device string)
-		// enough is what the check needs at most, and little is less than that.
+		// enough memory for the check, and too little.
 		enough, little int64
 	}{
 		{Ext4, func(device string) { debugfs(t, device, "set_super_value state 3") }, checkMemory, 256 << 10},
@@ -153,9 +153,8 @@ func TestCheckReplacesADamagedSuperblockOfBtrfs(t *testing.T) {
 	}
 }
 
-// TestSettingsReachTheFileSystem has mkfs make a file system with every value
-// that is allowed of every setting, on the smallest device, and with the
-// extremes together.
+// TestSettingsReachTheFileSystem runs mkfs with every value of every setting on
+// the smallest device, and with the extremes together.
 func TestSettingsReachTheFileSystem(t *testing.T) {
 	for _, typ := range Types() {
 		for _, s := range EverySetting(t, typ) {
@@ -173,7 +172,6 @@ func TestSettingsReachTheFileSystem(t *testing.T) {
 	}
 }
 
-// labelOf asks blkid, which knows all file systems.
 func labelOf(t *testing.T, device string) string {
 	t.Helper()
 	out, err := exec.Command("blkid", "-p", "-s", "LABEL", "-o", "value", device).CombinedOutput()
@@ -183,7 +181,8 @@ func labelOf(t *testing.T, device string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// debugfs changes a file system behind the kernel's back, checksums included.
+// debugfs changes a file system behind the kernel's back, with correct
+// checksums.
 func debugfs(t *testing.T, device, request string) {
 	t.Helper()
 	must.Succeed(t, run(t.Context(), "", []string{"debugfs", "-w", "-R", request, device}))

@@ -18,15 +18,15 @@ import (
 )
 
 const (
-	// olderKernel is the last release with long support before Linux 5.12, which is the
-	// oldest that Carve runs on: what it mounts, 5.12 mounts.
+	// olderKernel is the last long-term release before Linux 5.12, the oldest
+	// that Carve supports: 5.12 mounts whatever it mounts.
 	olderKernel = "5.10."
 	olderUUID   = "01234567-89ab-cdef-0123-456789abcdef"
 	// pmemDisk is the machine's persistent memory.
 	pmemDisk = "/dev/pmem0"
 )
 
-// onAnOlderKernel ends the test where the kernel is another than it is about.
+// onAnOlderKernel skips the test on other kernels.
 func onAnOlderKernel(t *testing.T) {
 	t.Helper()
 	var name unix.Utsname
@@ -36,9 +36,9 @@ func onAnOlderKernel(t *testing.T) {
 	}
 }
 
-// TestAnOlderKernelMountsNewFileSystems makes each kind of file system by the tools of
-// today, and uses it on the older kernel: it is written to, read after another mount, and
-// grown while it is mounted.
+// TestAnOlderKernelMountsNewFileSystems makes each kind of file system with
+// current tools. On the older kernel it writes, reads after another mount, and
+// grows it while mounted.
 func TestAnOlderKernelMountsNewFileSystems(t *testing.T) {
 	onAnOlderKernel(t)
 	for _, use := range usesOfDisks {
@@ -55,8 +55,8 @@ func TestAnOlderKernelMountsNewFileSystems(t *testing.T) {
 	}
 }
 
-// TestAnOlderKernelMountsNewFileSystemsForDAX is the same on persistent memory, which does
-// not grow, and shows that files are mapped from it.
+// TestAnOlderKernelMountsNewFileSystemsForDAX does the same on persistent
+// memory, which cannot grow, and checks that files are mapped from it.
 func TestAnOlderKernelMountsNewFileSystemsForDAX(t *testing.T) {
 	onAnOlderKernel(t)
 	for _, typ := range []filesystem.Type{filesystem.Ext4, filesystem.XFS} {
@@ -66,7 +66,7 @@ func TestAnOlderKernelMountsNewFileSystemsForDAX(t *testing.T) {
 	}
 }
 
-// TestAnOlderKernelTakesEveryMountOption shows that no option that is allowed is younger
+// TestAnOlderKernelTakesEveryMountOption checks that no allowed option is newer
 // than the oldest supported kernel.
 func TestAnOlderKernelTakesEveryMountOption(t *testing.T) {
 	onAnOlderKernel(t)
@@ -77,7 +77,7 @@ func TestAnOlderKernelTakesEveryMountOption(t *testing.T) {
 	}
 }
 
-// olderKernelUses formats the device and uses the file system as volumes are used.
+// olderKernelUses formats the device and uses the file system like a volume's.
 func olderKernelUses(t *testing.T, l loop, o filesystem.FormatOptions) {
 	t.Helper()
 	o.UUID = olderUUID
@@ -117,7 +117,7 @@ func olderKernelUses(t *testing.T, l loop, o filesystem.FormatOptions) {
 	must.Succeed(t, system.Unmount(dir))
 }
 
-// checkDAX asks the kernel whether the file is accessed directly.
+// checkDAX asks the kernel whether it accesses the file directly.
 func checkDAX(t *testing.T, file string) {
 	t.Helper()
 	var stat unix.Statx_t
@@ -127,10 +127,10 @@ func checkDAX(t *testing.T, file string) {
 	}
 }
 
-// loop is a loop device on a sparse image, or another device, which has no image.
+// loop is a loop device on a sparse image. Other devices have no image.
 type loop struct{ device, image string }
 
-// loopSize is enough for each type; loopGrowth is what grow adds.
+// loopSize suffices for each type; loopGrowth is the size that grow adds.
 const loopSize, loopGrowth = 512 << 20, 256 << 20
 
 func newLoop(t *testing.T) loop {
@@ -149,10 +149,9 @@ func (l loop) grow(t *testing.T) {
 	command(t, "losetup", "--set-capacity", l.device)
 }
 
-// command returns what a command prints.
 func command(t *testing.T, argv ...string) string {
 	t.Helper()
-	// The test's context has ended when it cleans up.
+	// The test's context is done during cleanup.
 	out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%s: %v: %s", strings.Join(argv, " "), err, out)

@@ -10,17 +10,16 @@ import (
 	"strings"
 )
 
-// flag is the value of an option that has none.
 type flag struct{}
 
 func (flag) canonical(string) (string, bool) { return "", false }
 func (flag) String() string                  { return "" }
 
-// either is an option that stands alone or has one of the values.
+// either is an option without a value or with one of values.
 type either struct{ values }
 
-// text is any value; quotes have to enclose all of it, as one that does not
-// would swallow what follows.
+// text is any value. Quotes must enclose all of it, or they would swallow the
+// options that follow.
 type text struct{}
 
 func (text) canonical(given string) (string, bool) {
@@ -32,8 +31,8 @@ func (text) canonical(given string) (string, bool) {
 }
 func (text) String() string { return "TEXT" }
 
-// powers is a power of two in a range, perhaps with a suffix k, m or g, which
-// the kernel reads in few options only.
+// powers is a power of two in a range, optionally with a suffix k, m or g,
+// which the kernel accepts in few options.
 type powers struct {
 	from, to int64
 	suffixes bool
@@ -72,23 +71,22 @@ func merged(all ...map[string]values) map[string]values {
 	return m
 }
 
-// commonOptions are handled alike by the kernel for every file system. Left out
-// are those that concern other mounts than the volume's own (bind, move,
-// remount, propagation) and mand, which no current kernel has.
+// commonOptions have the same effect for every file system. Options for other
+// mounts than the volume's own (bind, move, remount, propagation) are left out,
+// and mand, which current kernels lack.
 var commonOptions = merged(flags(
 	"defaults", "ro", "rw", "nosuid", "suid", "nodev", "dev", "noexec", "exec",
 	"sync", "async", "dirsync", "noatime", "atime", "nodiratime", "diratime",
 	"relatime", "norelatime", "strictatime", "lazytime", "nolazytime",
 ), map[string]values{
-	// The kubelet adds it for volumes that are labelled by their mount.
+	// The kubelet adds it to label the files by the mount.
 	"context": text{},
 })
 
-// ownOptions are those of one file system. Left out is what lets a volume's
-// user disturb others (errors=panic above all), other devices (journal_dev,
-// logdev, degraded), what grants rights on the host, and what a kernel refuses
-// for the file systems that Format makes: that would show only when the Pod
-// starts.
+// ownOptions belong to one file system. Left out are options that can disturb
+// others (above all errors=panic) or other devices (journal_dev, logdev,
+// degraded), that grant rights on the host, or that a kernel refuses for file
+// systems made by Format, as that would show only when the Pod starts.
 var ownOptions = map[Type]map[string]values{
 	Ext4: merged(flags(
 		"acl", "user_xattr", "nobarrier", "delalloc", "nodelalloc",
@@ -107,7 +105,7 @@ var ownOptions = map[Type]map[string]values{
 		"swalloc", "wsync", "filestreams", "prjquota", "pquota", "pqnoenforce", "noquota",
 	), map[string]values{
 		"allocsize": powers{4096, 1 << 30, true}, "logbufs": between{2, 8, false},
-		// Smaller ones are refused where the log is striped.
+		// Smaller ones are refused if the log is striped.
 		"logbsize": words{"256k", "262144"},
 	}),
 	Btrfs: merged(flags(
@@ -120,7 +118,6 @@ var ownOptions = map[Type]map[string]values{
 	}),
 }
 
-// levels are btrfs' ways of compressing, some with a level.
 type levels struct{}
 
 var (
@@ -131,16 +128,14 @@ var (
 func (levels) canonical(given string) (string, bool) { return given, compression.MatchString(given) }
 func (levels) String() string                        { return "no, lzo, zlib[:1-9], zstd[:1-15]" }
 
-// daxOptions are accepted for volumes on persistent memory only.
 var daxOptions = map[string]values{"dax": either{words{"always", "inode", "never"}}}
 
-// journalOptions are those of the journal, which the profile scratch chooses by itself:
-// older file systems of it have none, and the kernel refuses them there.
+// journalOptions are set by the profile scratch itself. Its older file systems
+// have no journal, and the kernel then refuses these options.
 var journalOptions = []string{"data", "commit", "journal_async_commit", "journal_checksum", "journal_ioprio", "max_batch_time", "min_batch_time"}
 
-// conflicts are pairs of options that a kernel refuses together, as both would
-// stand in the string that it gets. The second one is a condition: it holds
-// when none of its options is given.
+// conflicts are options that a kernel refuses together, or, with without,
+// refuses unless one of those is given.
 var conflicts = []struct {
 	t       Type
 	option  string
@@ -152,15 +147,14 @@ var conflicts = []struct {
 	{t: XFS, option: "noalign", with: []string{"swalloc"}},
 }
 
-// maxMountData is what fits into a call of mount(2): one page with its terminator.
+// maxMountData is the limit of mount(2): one page, less the terminator.
 const maxMountData = 4095
 
-// MountOptions splits and checks mount options as a StorageClass or a
-// PersistentVolume lists them, each element one option or several separated by
-// commas. It returns them one each, in order, after those of the profile, and
-// with DAX switched on for a DAX volume whose options do not say otherwise. The
-// error is an *OptionError that names the first option that is not allowed and
-// lists what is.
+// MountOptions validates the mount options of a StorageClass or
+// PersistentVolume. Each element may have several, separated by commas. It
+// returns them separately and in order, after those of the profile, and adds
+// dax=always to a DAX volume without a dax option. Its error is an *OptionError
+// that names the first rejected option and lists the allowed ones.
 func MountOptions(u Use, given []string) ([]string, error) {
 	if _, err := kindOf(u.Type); err != nil {
 		return nil, err
@@ -198,9 +192,8 @@ func MountOptions(u Use, given []string) ([]string, error) {
 	return options, checkConflicts(u, options)
 }
 
-// DiscardOption returns the mount option, of those that a class lists, by which
-// a file system informs its device at once of the space that it frees. It is empty
-// when there is none, or a later one takes it back.
+// DiscardOption returns the option in given that makes the file system discard
+// freed space at once, or "" if none is in effect.
 func DiscardOption(given []string) string {
 	found := ""
 	for _, element := range given {
@@ -237,7 +230,6 @@ func checkConflicts(u Use, options []string) error {
 	return nil
 }
 
-// optionAllowed compares an option with the allowed ones.
 func optionAllowed(option string, allowed map[string]values) bool {
 	for _, c := range []byte(option) {
 		if c < ' ' || c == 0x7f {
@@ -260,7 +252,6 @@ func optionAllowed(option string, allowed map[string]values) bool {
 	return ok
 }
 
-// listOptions says which options are allowed.
 func listOptions(allowed map[string]values) string {
 	var all []string
 	for _, name := range slices.Sorted(maps.Keys(allowed)) {
@@ -276,9 +267,8 @@ func listOptions(allowed map[string]values) string {
 	return strings.Join(all, ", ")
 }
 
-// SplitOptions splits mount options, as they are given and as the kernel lists
-// them, at commas that are not within double quotes: SELinux contexts contain
-// commas.
+// SplitOptions splits mount options at commas outside of double quotes: SELinux
+// contexts contain commas.
 func SplitOptions(element string) []string {
 	var options []string
 	quoted := false

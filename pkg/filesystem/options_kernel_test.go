@@ -12,16 +12,13 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// optionsDisk is a spare disk of the test machine.
 const optionsDisk = "/dev/vdc"
 
-// usesOfDisks are all uses but those of persistent memory.
+// usesOfDisks are all uses without persistent memory.
 var usesOfDisks = []filesystem.Use{
 	{Type: filesystem.Ext4}, {Type: filesystem.Ext4, Profile: filesystem.Scratch}, {Type: filesystem.XFS}, {Type: filesystem.Btrfs},
 }
 
-// TestTheKernelTakesEveryMountOption mounts each kind of file system with every
-// option that is allowed for it, as many at a time as go together.
 func TestTheKernelTakesEveryMountOption(t *testing.T) {
 	for _, use := range usesOfDisks {
 		t.Run(strings.TrimSpace(string(use.Type)+" "+string(use.Profile)), func(t *testing.T) {
@@ -30,8 +27,8 @@ func TestTheKernelTakesEveryMountOption(t *testing.T) {
 	}
 }
 
-// mountWithEveryOption formats the disk and mounts it with every option that is allowed for
-// the use, as many at a time as go together.
+// mountWithEveryOption mounts the use's file system with every allowed option,
+// as many at a time as go together.
 func mountWithEveryOption(t *testing.T, use filesystem.Use) {
 	t.Helper()
 	must.Succeed(t, filesystem.Format(t.Context(), optionsDisk, filesystem.FormatOptions{
@@ -68,8 +65,8 @@ func mountWithEveryOption(t *testing.T, use filesystem.Use) {
 	}
 }
 
-// goesWith reports whether an option is allowed together with others and gives
-// none of them another value.
+// goesWith reports whether the option is allowed with the others without
+// overriding any.
 func goesWith(use filesystem.Use, others []string, option string) bool {
 	name, _, _ := strings.Cut(option, "=")
 	if slices.ContainsFunc(others, func(o string) bool { had, _, _ := strings.Cut(o, "="); return had == name }) {
@@ -79,8 +76,7 @@ func goesWith(use filesystem.Use, others []string, option string) bool {
 	return err == nil
 }
 
-// refused returns those of some options that the kernel refuses when one alone
-// is given.
+// refused returns the options that the kernel refuses alone.
 func refused(t *testing.T, use filesystem.Use, options []string) []string {
 	t.Helper()
 	dir, system := t.TempDir(), mount.System{}

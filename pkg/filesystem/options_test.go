@@ -114,8 +114,8 @@ func TestMountOptionsNeverLetMoreThroughThanWasChecked(t *testing.T) {
 		if err != nil {
 			return
 		}
-		// What was accepted is the same list again after it was joined, as the
-		// kernel gets it.
+		// Joined for the kernel, the accepted options still parse to the same
+		// list.
 		again, err := MountOptions(Use{Type: Ext4}, []string{strings.Join(got, ",")})
 		if len(got) > 0 && (err != nil || !slices.Equal(got, again)) {
 			t.Fatalf("%q became %q, %v", got, again, err)

@@ -7,19 +7,18 @@ import (
 	"os"
 )
 
-// superblockArea is how much of a device's start Probe reads: ext4's primary
-// superblock ends at 2048, xfs' at 512, btrfs' at 68 KiB.
+// superblockArea is the number of bytes that Probe reads. The primary
+// superblock of ext4 ends at 2048, of xfs at 512, of btrfs at 68 KiB.
 const superblockArea = 68 << 10
 
-// probeOrder is by where the superblocks lie: mkfs overwrites what lies before
-// its own, but not always what lies behind it.
+// probeOrder is the order of superblocks on the device: mkfs overwrites data
+// before its own superblock, but not always behind it.
 var probeOrder = []Type{XFS, Ext4, Btrfs}
 
-// Probe reads the superblock of the device. It returns ErrUnformatted when no
-// file system that a finished mkfs left is found, and the operating system's
-// error, such as an I/O error, when the device cannot be read. It forks
-// nothing and writes nothing. While the device does not answer, it fails with
-// blockdev.ErrTimedOut.
+// Probe reads a device's superblock. It returns ErrUnformatted without a known
+// file system from a finished mkfs, blockdev.ErrTimedOut while the device does
+// not answer, and the operating system's error if the device cannot be read. It
+// forks nothing and writes nothing.
 func Probe(device string) (Info, error) {
 	start, err := do(device, func() ([]byte, error) { return readStart(device) })
 	if err != nil {
@@ -33,7 +32,6 @@ func Probe(device string) (Info, error) {
 	return Info{}, fmt.Errorf("probe %s: %w", device, ErrUnformatted)
 }
 
-// readStart reads a device's start, superblockArea bytes or fewer if it is smaller.
 func readStart(device string) ([]byte, error) {
 	f, err := os.Open(device)
 	if err != nil {
@@ -48,15 +46,14 @@ func readStart(device string) ([]byte, error) {
 	return start[:n], nil
 }
 
-// signature is what shows that something is on a device.
 type signature struct {
 	name   string
 	offset int64
 	magic  string
 }
 
-// signatures are those, as libblkid knows them, that do not lie in the first 4 KiB,
-// nor come with anything there.
+// signatures are those of libblkid that neither lie in the first 4 KiB nor come
+// with data there.
 var signatures = []signature{
 	{"btrfs", btrfsSuperblocks[0] + btrfsMagic, string(btrfsMagicValue)},
 	{"gfs2", 64 << 10, "\x01\x16\x19\x70"},
@@ -76,9 +73,9 @@ var signatures = []signature{
 	{"bcachefs", 4<<10 + 24, "\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef"},
 }
 
-// BehindZeroes names what is on a device that begins with 4 KiB of zeroes: not
-// only file systems that can be mounted, and not only whole ones. It returns an
-// empty name when it knows nothing of what is there.
+// BehindZeroes names the content of a device that begins with 4 KiB of zeroes,
+// whether or not it is mountable or complete. It returns "" if it finds no
+// known signature.
 func BehindZeroes(r io.ReaderAt) (name string, err error) {
 	for _, s := range signatures {
 		found := make([]byte, len(s.magic))

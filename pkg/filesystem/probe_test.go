@@ -19,8 +19,8 @@ const testUUID = "01234567-89ab-cdef-0123-456789abcdef"
 
 var testUUIDBytes = []byte{0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef, 0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef}
 
-// ext4Start builds the start of a clean ext4 of 1 GiB, lets change alter its
-// superblock, and seals it with the checksum that it should have then.
+// ext4Start returns the start of a clean ext4 of 1 GiB, with a correct checksum
+// after change.
 func ext4Start(change func(sb []byte)) []byte {
 	start := make([]byte, superblockArea)
 	sb := start[ext4SuperblockStart:]
@@ -40,7 +40,7 @@ func ext4Start(change func(sb []byte)) []byte {
 	return start
 }
 
-// xfsStart builds the start of a clean xfs of 1 GiB and lets change alter it.
+// xfsStart returns the start of a clean xfs of 1 GiB after change.
 func xfsStart(change func(sb []byte)) []byte {
 	start := make([]byte, superblockArea)
 	be := binary.BigEndian
@@ -55,8 +55,8 @@ func xfsStart(change func(sb []byte)) []byte {
 	return start
 }
 
-// btrfsStart builds the start of a btrfs of 1 GiB, lets change alter its
-// superblock, and seals it.
+// btrfsStart returns the start of a btrfs of 1 GiB, with a correct checksum
+// after change.
 func btrfsStart(change func(sb []byte)) []byte {
 	start := make([]byte, superblockArea)
 	sb := start[btrfsSuperblocks[0]:]
@@ -235,7 +235,7 @@ func TestWhatLiesBehindZeroesIsNamed(t *testing.T) {
 			t.Errorf("%s at %d is not behind the first page", s.name, s.offset)
 		}
 	}
-	// What a mkfs that was killed left, or a superblock that is damaged, is one, too.
+	// Leftovers of a killed mkfs, and damaged superblocks, count too.
 	broken := btrfsStart(func(sb []byte) { sb[0] ^= 1 })
 	if got, err := BehindZeroes(bytes.NewReader(broken)); err != nil || got != "btrfs" {
 		t.Errorf("a btrfs with a wrong checksum: got %q, error %v", got, err)

@@ -2,30 +2,31 @@ package filesystem
 
 import "fmt"
 
-// Profile says what the data of a file system are worth.
+// Profile is the worth of a file system's data.
 type Profile string
 
 const (
-	// Usual keeps what was written and synchronised over a crash of the machine.
+	// Usual keeps synchronized data over a crash of the machine.
 	Usual Profile = ""
-	// Scratch is for data that is not missed after a crash: the journal is not flushed,
-	// fsync does not wait for the medium's write cache, and a file system that
-	// was not unmounted cleanly is reformatted, empty, instead of being repaired. The journal is
-	// there for speed (see ext4.mkfs) and never replayed, so faults in the replay of fast commits
-	// do not matter. xfs shows only by its log that it was not unmounted, and btrfs is consistent by
-	// design: these could give up little.
+	// Scratch is for data that is not missed after a crash. The journal is not
+	// flushed, fsync does not wait for the medium's write cache, and a file
+	// system that was not unmounted cleanly is reformatted instead of repaired.
+	// The journal exists only for speed (see ext4.mkfs) and is never replayed,
+	// so bugs in the replay of fast commits do not matter. xfs shows only in
+	// its log that it was not unmounted, and btrfs is consistent by design:
+	// both could give up little.
 	Scratch Profile = "scratch"
 )
 
-// Use is what a file system is made and mounted for.
+// Use is the purpose of a file system.
 type Use struct {
 	Type Type
-	// DAX: files are mapped directly from persistent memory.
+	// DAX maps files directly from persistent memory.
 	DAX     bool
 	Profile Profile
 }
 
-// Check fails unless the type can serve the use.
+// Check fails unless the type supports the use.
 func (u Use) Check() error {
 	if _, err := kindOf(u.Type); err != nil {
 		return err
@@ -41,9 +42,9 @@ func (u Use) Check() error {
 	return nil
 }
 
-// mountOptions are those that the profile adds, before those of the class.
-// nobarrier: no flush of the medium's cache. noauto_da_alloc: a file that
-// replaces another one by its name is not written out for it.
+// mountOptions returns the profile's options, which precede the class's.
+// nobarrier: do not flush the medium's cache. noauto_da_alloc: do not write out
+// a file that replaces another by renaming.
 func (u Use) mountOptions() []string {
 	if u.Profile != Scratch {
 		return nil
@@ -51,12 +52,11 @@ func (u Use) mountOptions() []string {
 	return []string{"noatime", "nobarrier", "noauto_da_alloc"}
 }
 
-// JournalOptions are the mount options that the profile adds, before those of the class,
-// for a file system as Probe finds it: the kernel refuses options of a journal where there
-// is none.
-// data=writeback: what is written to files does not wait for the journal, nor the other
-// way round. commit: the journal commits every so many seconds only.
-// noinit_itable: unused inode tables are not zeroed in the background.
+// JournalOptions returns the profile's mount options for a file system as
+// probed; they precede the class's. The kernel refuses journal options if there
+// is no journal. data=writeback: file data and journal do not wait for each
+// other. commit: seconds between journal commits. noinit_itable: do not zero
+// unused inode tables in the background.
 func (u Use) JournalOptions(i Info) []string {
 	if u.Profile != Scratch || !i.Journal {
 		return nil

@@ -11,17 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rootSet is the extended attribute of a root directory whose owner and mode SetRoot has set. Users
-// of the file system can neither see nor remove it.
+// rootSet is an extended attribute of a root directory that SetRoot has
+// finished. Users of the file system can neither see nor remove it.
 const rootSet = "trusted.carve.root"
 
-// maxID is the largest number of a user or a group: the next one means none.
+// maxID is the largest uid and gid: the next number means none.
 const maxID = 1<<32 - 2
 
-// maxRootMode has all bits but setuid, which does nothing to a directory.
+// maxRootMode excludes setuid, which has no effect on directories.
 const maxRootMode = 0o3777
 
-// owner is a user and a group by their numbers.
 type owner struct{}
 
 func (owner) canonical(given string) (string, bool) {
@@ -41,7 +40,6 @@ func parseOwner(s string) (uid, gid int, err error) {
 	return int(u), int(g), nil
 }
 
-// mode is the permissions of a directory, in octal.
 type mode struct{}
 
 func (mode) canonical(given string) (string, bool) {
@@ -59,11 +57,11 @@ func parseMode(s string) (uint32, error) {
 	return uint32(bits), nil
 }
 
-// SetRoot sets the owner and the mode of the root directory of a file system that is mounted at a
-// path, as SettingRootOwner and SettingRootMode say; an empty one leaves what mkfs made. It does so
-// once for a file system: what its users change stays. A run that was killed has not
-// marked the root yet, and the next one repeats it all. A file system that has files, or
-// is mounted read-only, is left alone.
+// SetRoot sets owner and mode of the root directory of the file system mounted
+// at path, in the form of SettingRootOwner and SettingRootMode; empty values
+// leave those of mkfs. It does so once per file system, so later changes by
+// users stay. A killed run leaves no mark, and the next one repeats everything.
+// SetRoot ignores a file system that has files or is mounted read-only.
 func SetRoot(path, rootOwner, rootMode string) error {
 	root, err := os.OpenFile(path, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -80,8 +78,8 @@ func SetRoot(path, rootOwner, rootMode string) error {
 			return err
 		}
 	}
-	// The mode of another user's directory could be set with one more capability only, and a
-	// killed run may have set the owner.
+	// Changing the mode of another user's directory would need one more
+	// capability, and a killed run may have set the owner.
 	err = unix.Fchown(fd, 0, 0)
 	if errors.Is(err, unix.EROFS) {
 		return nil
@@ -104,8 +102,8 @@ func SetRoot(path, rootOwner, rootMode string) error {
 	return nil
 }
 
-// isFresh reports whether a file system's root directory is as mkfs made it, or as a run of SetRoot
-// left it that was killed.
+// isFresh reports whether the root directory is as mkfs, or a killed run of
+// SetRoot, left it.
 func isFresh(root *os.File) (bool, error) {
 	_, err := unix.Fgetxattr(int(root.Fd()), rootSet, nil)
 	switch {

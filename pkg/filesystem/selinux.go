@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// SELinuxContext returns the context that mount options give to all files of a
-// file system, without its quotes and as the kernel spells it; empty when they
-// give none. Two that are spelled differently may be the same: the kernel sorts
-// categories (s0:c2,c1) and joins those that follow each other (s0:c1.c3).
+// SELinuxContext returns the context that mount options give to all files,
+// without quotes and in the kernel's spelling, or "". Spellings of the same
+// context differ: the kernel sorts categories (s0:c2,c1) and joins successive
+// ones (s0:c1.c3).
 func SELinuxContext(options []string) string {
 	for _, option := range options {
 		given, ok := strings.CutPrefix(option, "context=")
@@ -31,11 +31,11 @@ func SELinuxContext(options []string) string {
 	return ""
 }
 
-// maxCategories is how many categories an SELinux policy has at most, by custom.
+// maxCategories is the customary maximum of an SELinux policy.
 const maxCategories = 1024
 
-// sensitivity spells one end of a level, "s0:c1,c2", as the kernel does. What it
-// does not understand it leaves alone.
+// sensitivity spells one end of a level, such as "s0:c1,c2", like the kernel.
+// It returns anything else unchanged.
 func sensitivity(given string) string {
 	name, list, _ := strings.Cut(given, ":")
 	if list == "" {
@@ -74,7 +74,7 @@ func sensitivity(given string) string {
 	return name + ":" + strings.Join(spelled, ",")
 }
 
-// category reads "c12"; -1 when it is something else.
+// category parses "c12". It returns -1 for anything else.
 func category(given string) int {
 	digits, ok := strings.CutPrefix(given, "c")
 	n, err := strconv.Atoi(digits)

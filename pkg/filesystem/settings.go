@@ -8,42 +8,43 @@ import (
 	"strings"
 )
 
-// The settings that the making of a file system has. Which of them a type
-// knows, and which values, is in its table below; nothing else reaches mkfs.
+// Settings for mkfs and SetRoot. The table settings has those of each type with
+// their values; mkfs gets nothing else.
 const (
-	// SettingLabel names the file system: letters, digits and ._- only.
+	// SettingLabel is the label: letters, digits and ._- only.
 	SettingLabel = "label"
 	// SettingBlockSize is the unit of allocation, in bytes.
 	SettingBlockSize = "block-size"
-	// SettingInodeSize is the size of one inode, in bytes.
+	// SettingInodeSize is the size of an inode, in bytes.
 	SettingInodeSize = "inode-size"
-	// SettingBytesPerInode is for how many bytes of the volume there is an inode.
+	// SettingBytesPerInode is the number of bytes of the volume per inode.
 	SettingBytesPerInode = "bytes-per-inode"
-	// SettingReservedPercent is what is kept back for root.
+	// SettingReservedPercent is the percentage of blocks reserved for root.
 	SettingReservedPercent = "reserved-percent"
-	// SettingMaxInodePercent is how much of the volume inodes may take.
+	// SettingMaxInodePercent is the maximum percentage of the volume for
+	// inodes.
 	SettingMaxInodePercent = "max-inode-percent"
 	// SettingReflink lets files share extents: on or off.
 	SettingReflink = "reflink"
-	// SettingNodeSize is the size of a block of metadata, in bytes.
+	// SettingNodeSize is the size of a metadata block, in bytes.
 	SettingNodeSize = "node-size"
-	// SettingMetadata is how many copies of the metadata there are: single or dup.
+	// SettingMetadata is the number of copies of the metadata: single or dup.
 	SettingMetadata = "metadata"
-	// SettingRootOwner is the owner of the root directory. SetRoot sets it.
+	// SettingRootOwner is the root directory's owner, for SetRoot.
 	SettingRootOwner = "root-owner"
-	// SettingRootMode is the mode of the root directory, which SetRoot sets, too.
+	// SettingRootMode is the root directory's mode, for SetRoot.
 	SettingRootMode = "root-mode"
 )
 
-// pageSize is what blocks of a file system that is mounted with DAX must have.
+// pageSize is the block size that DAX requires.
 const pageSize = "4096"
 
-// Settings are checked settings in their canonical form, "name=value" sorted
-// by name and joined by commas, so that equal settings are equal strings. The
-// empty one is a type's default. ParseSettings makes them.
+// Settings are valid settings in canonical form: "name=value" sorted by name
+// and joined by commas, so that equal settings are equal strings. Empty means
+// the type's defaults. ParseSettings returns them.
 type Settings string
 
-// Map returns the settings by name, or nil when there are none.
+// Map returns the settings by name, or nil if there are none.
 func (s Settings) Map() map[string]string {
 	if s == "" {
 		return nil
@@ -56,10 +57,8 @@ func (s Settings) Map() map[string]string {
 	return m
 }
 
-// value returns a setting's value, or nothing when it is not set.
 func (s Settings) value(name string) string { return s.Map()[name] }
 
-// number returns a setting's value, or another when it is not set.
 func (s Settings) number(name string, otherwise int64) int64 {
 	if n, err := strconv.ParseInt(s.value(name), 10, 64); err == nil {
 		return n
@@ -67,24 +66,22 @@ func (s Settings) number(name string, otherwise int64) int64 {
 	return otherwise
 }
 
-// OptionError says that a setting or a mount option is not allowed.
+// OptionError is a rejected setting or mount option.
 type OptionError struct {
-	// Kind is "setting" or "mount option".
 	Kind string
-	// Name is the option's, Given what was asked for, as name=value.
+	// Given is the rejected option, as name=value.
 	Name, Given string
-	// For is what it is not allowed for: a file system, and perhaps more.
+	// For is the file system, with further conditions.
 	For string
-	// Allowed lists what is.
+	// Allowed lists the allowed options or values.
 	Allowed string
 }
 
-// Error names what was given and what is allowed.
+// Error names the rejected and the allowed options.
 func (e *OptionError) Error() string {
 	return fmt.Sprintf("%s %q is not allowed for %s: allowed are %s", e.Kind, e.Given, e.For, e.Allowed)
 }
 
-// settings is what each type knows, by name.
 var settings = map[Type]map[string]values{
 	Ext4: {
 		SettingLabel:           label(16),
@@ -113,12 +110,11 @@ var settings = map[Type]map[string]values{
 	},
 }
 
-// SettingNames returns the settings that a type knows, sorted.
+// SettingNames returns the names of a type's settings, sorted.
 func SettingNames(t Type) []string { return slices.Sorted(maps.Keys(settings[t])) }
 
-// ParseSettings checks settings given by name and brings them into canonical
-// form. Sizes are in bytes, or have a suffix Ki, Mi or Gi. Errors are
-// *OptionError and name what is allowed.
+// ParseSettings validates settings and returns them in canonical form. Sizes
+// are in bytes or have a suffix Ki, Mi or Gi. Errors are *OptionError.
 func ParseSettings(u Use, given map[string]string) (Settings, error) {
 	if _, err := kindOf(u.Type); err != nil {
 		return "", err
@@ -139,8 +135,6 @@ func ParseSettings(u Use, given map[string]string) (Settings, error) {
 	return s, s.agree(u)
 }
 
-// agree checks settings against each other and against what the file system is
-// for.
 func (s Settings) agree(u Use) error {
 	refuse := func(name, reason, allowed string) error {
 		return &OptionError{Kind: "setting", Name: name, Given: name + "=" + s.value(name), For: string(u.Type) + reason, Allowed: allowed}
@@ -163,8 +157,8 @@ func (s Settings) agree(u Use) error {
 	return nil
 }
 
-// CheckSectors fails, with an *OptionError, if no file system can be made with the settings on
-// disks with sectors of so many bytes, their logical block size.
+// CheckSectors returns an *OptionError if the settings are impossible on disks
+// whose logical block size is sector bytes.
 func (s Settings) CheckSectors(t Type, sector int64) error {
 	if s.value(SettingBlockSize) == "" || s.number(SettingBlockSize, 0) >= sector {
 		return nil
@@ -175,16 +169,13 @@ func (s Settings) CheckSectors(t Type, sector int64) error {
 		For: fmt.Sprintf("%s on disks with sectors of %d bytes", t, sector), Allowed: allowed.String()}
 }
 
-// values are those that a setting or a mount option may have.
 type values interface {
-	// canonical returns the value in the form in which it is kept. False: it is
-	// not allowed.
+	// canonical returns the value in canonical form, or false if it is not
+	// allowed.
 	canonical(given string) (string, bool)
-	// String says what is allowed.
 	fmt.Stringer
 }
 
-// label is a name of at most so many characters.
 type label int
 
 func (l label) canonical(given string) (string, bool) {
@@ -198,7 +189,6 @@ func (l label) String() string {
 	return fmt.Sprintf("1 to %d of [A-Za-z0-9._-], not beginning with -", int(l))
 }
 
-// sizes are some sizes in bytes.
 type sizes []int64
 
 func (s sizes) canonical(given string) (string, bool) {
@@ -210,8 +200,7 @@ func (s sizes) String() string {
 	return strings.Trim(strings.ReplaceAll(fmt.Sprint([]int64(s)), " ", ", "), "[]")
 }
 
-// between is a whole number from the first to the second; a size in bytes if
-// so marked, and a plain number otherwise.
+// between is an integer in a range, with size in bytes and perhaps a suffix.
 type between struct {
 	from, to int64
 	size     bool
@@ -229,14 +218,12 @@ func (b between) canonical(given string) (string, bool) {
 
 func (b between) String() string { return fmt.Sprintf("%d to %d", b.from, b.to) }
 
-// words are fixed values.
 type words []string
 
 func (w words) canonical(given string) (string, bool) { return given, slices.Contains(w, given) }
 
 func (w words) String() string { return strings.Join(w, ", ") }
 
-// parseSize reads a number of bytes, or one with a suffix.
 func parseSize(s string) (int64, bool) {
 	shift := 0
 	for i, suffix := range []string{"Ki", "Mi", "Gi"} {

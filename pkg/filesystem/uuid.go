@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// validateUUID accepts the 8-4-4-4-12 form, so that what is passed to mkfs is
-// what Probe reports later: the tools understand words such as "random" too.
+// validateUUID accepts only the 8-4-4-4-12 form, which Probe reports: the tools
+// also understand words such as "random".
 func validateUUID(s string) error {
 	fail := fmt.Errorf("file system UUID %q: allowed is the form 01234567-89ab-cdef-0123-456789abcdef", s)
 	if len(s) != 36 {
@@ -27,7 +27,6 @@ func validateUUID(s string) error {
 	return nil
 }
 
-// parseUUID reads the 8-4-4-4-12 form.
 func parseUUID(s string) (uuid [16]byte, err error) {
 	if err := validateUUID(s); err != nil {
 		return uuid, err
@@ -36,7 +35,6 @@ func parseUUID(s string) (uuid [16]byte, err error) {
 	return uuid, err
 }
 
-// formatUUID writes 16 bytes in the 8-4-4-4-12 form, lower case.
 func formatUUID(b []byte) string {
 	h := hex.EncodeToString(b)
 	return h[0:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:32]

@@ -8,10 +8,9 @@ import (
 	"strconv"
 )
 
-// xfs is served by the kernel's xfs driver and xfsprogs.
 type xfs struct{}
 
-// Fields of the primary superblock, big-endian, offsets from the device's
+// Fields of the primary superblock, big-endian, as offsets from the device's
 // start (Linux, fs/xfs/libxfs/xfs_format.h, struct xfs_dsb).
 const (
 	xfsBlockSize        = 4
@@ -31,10 +30,10 @@ const (
 	xfsSmallDAXDevice      = 1 << 30
 )
 
-// Features of a new file system, see mkfs.xfs(8). They are named one by one, because those
-// that mkfs.xfs chooses change with its version, and a node's kernel may be older than the
-// image. Linux 5.12 mounts a file system with all of them; left out are nrext64 (5.19) and
-// rmapbt. Whether files share extents (reflink) is said apart.
+// Features of a new file system, see mkfs.xfs(8). They are explicit because the
+// defaults change with mkfs.xfs's version, and a node's kernel may be older
+// than the image. Linux 5.12 mounts all of them. nrext64 (5.19) and rmapbt are
+// off; reflink is set separately.
 const (
 	xfsFeatures      = "crc=1,finobt=1,rmapbt=0,bigtime=1,inobtcount=1"
 	xfsInodeFeatures = "sparse=1,nrext64=0"
@@ -45,13 +44,13 @@ var xfsMagic = []byte("XFSB")
 func (xfs) mkfs(device string, size int64, o FormatOptions) []string {
 	args := []string{
 		"mkfs.xfs", "-q",
-		"-f", // whatever the device carries; a mounted one is still refused
+		"-f", // overwrite existing data; mkfs still refuses a mounted device
 		"-K", // no discard: the volume is clean
 		"-m", "uuid=" + o.UUID,
 		"-m", xfsFeatures,
 		"-i", xfsInodeFeatures,
 	}
-	// Shared extents and DAX exclude each other before Linux 6.0.
+	// Before Linux 6.0 reflink and DAX exclude each other.
 	if o.DAX || o.Settings.value(SettingReflink) == "off" {
 		args = append(args, "-m", "reflink=0")
 	} else {
@@ -59,14 +58,14 @@ func (xfs) mkfs(device string, size int64, o FormatOptions) []string {
 	}
 	if o.DAX {
 		args = append(args,
-			// Allocation in units of 2 MiB, and for files of any size through
-			// the extent-size hint (in blocks) that the root directory hands
-			// down, so that mappings can use huge pages.
+			// Allocate in units of 2 MiB, by the extent size hint (in blocks)
+			// that the root directory hands down even for small files, so that
+			// mappings can use huge pages.
 			"-d", "su=2m,sw=1,extszinherit=512",
 		)
 		if size < xfsSmallDAXDevice {
-			// A stripe unit makes mkfs.xfs choose many allocation groups, none
-			// of which has space for the smallest log then.
+			// With a stripe unit mkfs.xfs chooses many allocation groups, each
+			// too small for the smallest log.
 			args = append(args, "-d", "agcount=4", "-l", "size=64m")
 		}
 	}
@@ -89,7 +88,8 @@ func (xfs) probe(start []byte) (Info, bool) {
 	if blockSize < xfsMinBlockSize || blockSize > xfsMaxBlockSize || bits.OnesCount32(blockSize) != 1 {
 		return Info{}, false
 	}
-	// mkfs.xfs writes the superblock early, marked, and clears the mark last.
+	// mkfs.xfs writes the superblock early with this mark, and clears the mark
+	// last.
 	if start[xfsInProgress] != 0 {
 		return Info{}, false
 	}
@@ -106,9 +106,8 @@ func (xfs) probe(start []byte) (Info, bool) {
 	}, true
 }
 
-// check repairs a file system that is marked as in need of repair. For one
-// that has only a log to replay the mount is the right tool: xfs_repair
-// refuses it.
+// check repairs only a file system marked as in need of repair. If there is
+// just a log to replay the mount must do it: xfs_repair refuses.
 func (xfs) check(ctx context.Context, device string, o CheckOptions) error {
 	info, err := Probe(device)
 	if err != nil {
@@ -119,8 +118,8 @@ func (xfs) check(ctx context.Context, device string, o CheckOptions) error {
 	}
 	args := []string{"xfs_repair"}
 	if o.Memory > 0 {
-		// It stays within so much, or says how much it needs. The stacks of its threads,
-		// which it hardly uses, would count against a limit of the kernel's.
+		// xfs_repair stays within this or reports its need. A kernel limit
+		// would count the stacks of its threads, which it hardly uses.
 		args = append(args, "-m", strconv.FormatInt(o.Memory>>20, 10))
 	}
 	o.Memory = 0
@@ -131,5 +130,5 @@ func (xfs) grow(ctx context.Context, device, mountPath string) error {
 	return run(ctx, device, []string{"xfs_growfs", "-d", mountPath})
 }
 
-// minimumSize is what mkfs.xfs has insisted on since xfsprogs 5.19.
+// minimumSize returns the minimum of mkfs.xfs since xfsprogs 5.19.
 func (xfs) minimumSize(bool) int64 { return xfsMinimumDeviceBytes }
