@@ -12,36 +12,35 @@ import (
 	"github.com/carve-csi/carve/pkg/command"
 )
 
-// MappingPrefix begins the device-mapper names of mappings; the volume's name is
-// behind it.
+// MappingPrefix precedes the volume's name in device-mapper names of mappings.
 const MappingPrefix = "carve.luks."
 
-// UUIDPrefix begins the device-mapper UUIDs that cryptsetup gives to mappings.
+// UUIDPrefix starts the device-mapper UUIDs that cryptsetup gives to mappings.
 const UUIDPrefix = "CRYPT-LUKS2-"
 
 const (
-	// MaxKey bounds keys, in bytes: far above what any key needs, and below what
-	// reaches the node plugin in one request.
+	// MaxKey bounds keys, in bytes: far above any need, and below the limit of
+	// a request to the node plugin.
 	MaxKey = 64 << 10
-	// derivations is how many keys are tried at a time: each takes Cost.MemoryKiB
-	// of memory, and the container has a limit.
+	// derivations bounds concurrent key derivations: each takes Cost.MemoryKiB,
+	// and the container's memory is limited.
 	derivations = 2
-	// cipher and keyBits are what every volume is encrypted with, in dm-crypt's terms.
+	// cipher and keyBits apply to every volume, in dm-crypt's terms.
 	cipher  = "aes-xts-plain64"
 	keyBits = 512
-	// headerSectors is HeaderBytes in units of 512 bytes.
+	// headerSectors is in units of 512 bytes.
 	headerSectors = HeaderBytes / 512
-	// maxWords bounds what is kept of cryptsetup's output.
+	// maxWords bounds the recorded output of cryptsetup, in bytes.
 	maxWords = 2048
 )
 
 var (
-	// ErrWrongKey is returned when a key does not open a volume. Nothing was
+	// ErrWrongKey means that the key does not open the volume. Nothing was
 	// changed.
 	ErrWrongKey = errors.New("the key does not open the encrypted volume")
-	// ErrInUse is returned when a device or a mapping is open.
+	// ErrInUse means that a device or mapping is open.
 	ErrInUse = errors.New("it is in use")
-	// ErrBadKey is returned for a key of no use, before anything is done.
+	// ErrBadKey means that the key's length is out of range. Nothing was done.
 	ErrBadKey = errors.New("a key has 1 to 65536 bytes")
 )
 
@@ -51,21 +50,19 @@ const (
 	exitBusy         = 5
 )
 
-// Cost is what argon2id takes to derive the key of a new header.
+// Cost is argon2id's cost for the key of a new header.
 type Cost struct {
-	// MemoryKiB of memory, 32 at least, and Rounds over it, 4 at least: cryptsetup
-	// takes no less.
+	// cryptsetup's minima are 32 KiB of memory and 4 rounds over it.
 	MemoryKiB, Rounds int
 }
 
-// Usual is what volumes get: 32 MiB and four passes are above what is recommended
-// as the least (19 MiB, two), and the same wherever a volume is made, unlike what
-// cryptsetup would measure on a busy machine. PBKDF2 takes no memory, and is what a GPU tries
-// fastest.
+// Usual exceeds the recommended minimum (19 MiB, two rounds) and is the same
+// wherever a volume is made, unlike cryptsetup's measurement on a busy machine.
+// PBKDF2 would need no memory, but GPUs try it fastest.
 var Usual = Cost{MemoryKiB: 32 << 10, Rounds: 4}
 
-// Cryptsetup runs cryptsetup. It implements Interface; a key's derivation takes a
-// fraction of a second, and waits while others are under way.
+// Cryptsetup implements Interface with cryptsetup. Deriving a key takes a
+// fraction of a second, and waits while others are running.
 type Cryptsetup struct {
 	binary   string
 	deriving *semaphore.Weighted
@@ -74,12 +71,12 @@ type Cryptsetup struct {
 
 var _ Interface = (*Cryptsetup)(nil)
 
-// New returns a Cryptsetup that runs the program of that name or path.
+// New returns a Cryptsetup that runs the given program, a name or path.
 func New(binary string, cost Cost) *Cryptsetup {
 	return &Cryptsetup{binary: binary, deriving: semaphore.NewWeighted(derivations), cost: cost}
 }
 
-// Inspect implements Interface by the function of that name.
+// Inspect implements Interface.
 func (c *Cryptsetup) Inspect(device, volume string) (State, error) { return Inspect(device, volume) }
 
 // Format implements Interface.
@@ -112,8 +109,8 @@ func (c *Cryptsetup) Test(ctx context.Context, device, volume string, key []byte
 	return nil
 }
 
-// Open implements Interface. The cipher's key is in the mapping's table, so that
-// it can grow without the volume's key.
+// Open implements Interface. The mapping's table contains the cipher's key, so
+// that it can grow without the volume's key.
 func (c *Cryptsetup) Open(ctx context.Context, device, volume string, key []byte, discards bool) error {
 	args := []string{"open", "--batch-mode", "--type", "luks2", "--disable-keyring", "--key-file", "-"}
 	if discards {
@@ -133,8 +130,8 @@ func (c *Cryptsetup) Resize(ctx context.Context, volume string) error {
 	return nil
 }
 
-// derive runs a command that derives something from a key, once few enough others are under way.
-// One that waits for its device does not count.
+// derive runs a command that derives a key, with at most derivations at once. A
+// command that waits for its device does not count.
 func (c *Cryptsetup) derive(ctx context.Context, device string, key []byte, args ...string) error {
 	if len(key) == 0 || len(key) > MaxKey {
 		return fmt.Errorf("%w, not %d", ErrBadKey, len(key))
@@ -147,11 +144,11 @@ func (c *Cryptsetup) derive(ctx context.Context, device string, key []byte, args
 	return c.run(ctx, command.Command{Device: device, Input: key, Waiting: place.Waiting}, args...)
 }
 
-// run runs one command to its end. One that is killed when the context ends and is not gone then,
-// because its device does not answer, keeps other commands from the device until it is.
+// run runs a command to its end. A killed command that still waits for its
+// device blocks other commands on the device until it exits.
 func (c *Cryptsetup) run(ctx context.Context, how command.Command, args ...string) error {
 	how.Program, how.Args, how.MaxOutput = c.binary, args, maxWords
-	// There is no udev to wait for where this runs: nodes are made at once.
+	// No udev runs here: cryptsetup must create the nodes itself.
 	how.Env = []string{"PATH=" + command.Path, "LC_ALL=C", "DM_DISABLE_UDEV=1"}
 	r, err := command.Run(ctx, how)
 	var killed *command.KilledError

@@ -16,7 +16,7 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// TestMain is the tests, or cryptsetup when it is called by that name.
+// TestMain runs the tests, or acts as cryptsetup if called by that name.
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == "cryptsetup" {
 		standIn(filepath.Dir(os.Args[0]))
@@ -24,8 +24,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// standIn notes what it is given in a directory, says "No key available" and
-// ends with the status that it finds there; "hang" is none.
+// standIn records its input in a directory, prints "No key available" and exits
+// with the status found there. "hang" makes it hang.
 func standIn(dir string) {
 	input, _ := io.ReadAll(os.Stdin)
 	_ = os.WriteFile(filepath.Join(dir, "input"), input, 0o600)
@@ -40,7 +40,7 @@ func standIn(dir string) {
 	os.Exit(code)
 }
 
-// stand is a directory with a cryptsetup that ends with a status.
+// stand returns a cryptsetup that exits with status.
 func stand(t *testing.T, status string) (*Cryptsetup, func(file string) string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -59,13 +59,11 @@ func stand(t *testing.T, status string) (*Cryptsetup, func(file string) string) 
 
 var key = []byte("a key \x00 with a\nnewline in it")
 
-// calls are all that cryptsetup is run for.
 var calls = []struct {
-	name string
-	call func(context.Context, *Cryptsetup) error
-	// keyed calls are given the key.
+	name  string
+	call  func(context.Context, *Cryptsetup) error
 	keyed bool
-	// arguments are among those that it is run with.
+	// arguments must be among the command's.
 	arguments string
 }{
 	{"Format", func(ctx context.Context, c *Cryptsetup) error { return c.Format(ctx, "/dev/v", volume, key) }, true,

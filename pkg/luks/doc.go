@@ -1,21 +1,21 @@
-// Package luks makes, opens and reads volumes that are encrypted in LUKS2
-// format, with a key that is kept elsewhere.
+// Package luks makes, opens and inspects volumes in LUKS2 format. The keys are
+// stored elsewhere.
 //
-// It owns the layout of such a volume on its device, the State that the header shows,
-// and the calls of cryptsetup. It never decides when a volume is made or opened, never
-// keeps a key, and knows nothing of file systems, Kubernetes and CSI.
+// It defines a volume's layout on its device and the State that its header
+// shows, and runs cryptsetup. It never decides when to make or open a volume,
+// stores no key, and knows nothing of file systems, Kubernetes and CSI.
 //
 // Vocabulary: the header is the first HeaderBytes of the device; the rest is
-// what the volume holds, in cipher text. The mapping is the device-mapper device
-// that shows it in plain text. A key opens the header, in which the cipher's own
-// random key lies.
+// the volume's content, in cipher text. The mapping is the device-mapper device
+// with the plain text. A key opens the header, which contains the cipher's own
+// random key.
 //
-// Invariants: a key is handed to cryptsetup by its standard input and is in no
-// argument, no environment, no file, no log and no error. A header names the
-// volume that it was made for, and no other's is ever changed. Which State a
-// volume is in is on the device alone, and changes by one write that cryptsetup
-// makes twice, with checksums: a crash leaves the state before or the one after.
+// Invariants: a key reaches cryptsetup by standard input only, and appears in
+// no argument, environment, file, log or error. A header names its volume, and
+// no other volume's header is ever changed. Only the device records the State.
+// It changes by one write that cryptsetup makes twice, with checksums: a crash
+// leaves the old or the new state.
 //
-// Callers: pkg/driver makes and opens volumes, pkg/lvmd looks at headers, and the
+// pkg/driver makes and opens volumes, pkg/lvmd inspects headers, and the
 // controller adds HeaderBytes to sizes.
 package luks

@@ -17,8 +17,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestCryptsetupsThatHangInTheKernelHoldUpNoOther has as many of them as derive keys at once wait for a device that
-// does not answer.
+// As many cryptsetups as may derive keys at once wait for a device that does
+// not answer.
 func TestCryptsetupsThatHangInTheKernelHoldUpNoOther(t *testing.T) {
 	newBelow(t)
 	blank(t, "/dev/vdc")

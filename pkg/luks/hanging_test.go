@@ -19,8 +19,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestADeviceThatDoesNotAnswerHoldsUpNeitherALookNorAClearing opens a pipe, which waits in the kernel
-// for another process to open it, too.
+// Opening a pipe waits in the kernel until another process opens it too.
 func TestADeviceThatDoesNotAnswerHoldsUpNeitherALookNorAClearing(t *testing.T) {
 	for name, do := range map[string]func(ctx context.Context, device string) error{
 		"looking at a header": func(ctx context.Context, device string) error {

@@ -14,46 +14,46 @@ import (
 	"github.com/carve-csi/carve/pkg/filesystem"
 )
 
-// HeaderBytes is how much of a device the header takes: what is left of it is
-// what a volume can hold.
+// HeaderBytes is the size of the header; a volume can hold the rest of the
+// device.
 const HeaderBytes = 16 << 20
 
-// State is how far the making of a volume got.
+// State is the progress of making a volume.
 type State int
 
 // States.
 const (
-	// Blank: it has no header yet, and no signature that is known.
+	// Blank: it has neither a header nor a known signature.
 	Blank State = iota
-	// Making: a header was made, whole or in part, and no Pod has had the
-	// volume. It is made from the beginning.
+	// Making: it has a complete or partial header, and no Pod has had it. It
+	// will be made from scratch.
 	Making
-	// Made: the volume may hold data. It is never made again.
+	// Made: the volume may hold data and is never made again.
 	Made
 )
 
-// String returns a word for a log.
+// String returns a word for logs.
 func (s State) String() string { return [...]string{"blank", "making", "made"}[s] }
 
 var (
-	// ErrForeign is returned for a device with the header of another volume, one
-	// that was not made here, or a file system.
+	// ErrForeign means that the device has the header of another volume, a
+	// header not made here, or a file system.
 	ErrForeign = errors.New("it carries what is not its own")
-	// ErrDamaged is returned when there is something where the header should be,
-	// and no part of it can be trusted.
+	// ErrDamaged means that there is data where the header should be, but no
+	// part can be trusted.
 	ErrDamaged = errors.New("the header of the encrypted volume is damaged")
 )
 
-// Subsystems of headers, by which the states are known: a field of LUKS2 for the
-// use of the program that made them.
+// Subsystems, a LUKS2 field for the program that made a header, record the
+// states.
 const (
 	subsystemMaking = "carve.making"
 	subsystemMade   = "carve.made"
 )
 
-// The binary header of LUKS2 (on-disk format specification 1.1.2, 2.1), big
-// endian: magic, version, size with the JSON area behind it, sequence number,
-// label, checksum's algorithm, salt, UUID, subsystem, offset, padding, checksum.
+// The binary header of LUKS2 (on-disk format specification 1.1.2, 2.1),
+// big-endian: magic, version, size including the JSON area, sequence number,
+// label, checksum algorithm, salt, UUID, subsystem, offset, padding, checksum.
 const (
 	binaryBytes     = 4096
 	atVersion       = 6
@@ -73,25 +73,24 @@ const (
 	checksumByWhich = "sha256"
 )
 
-// secondary is where the second copy of a header lies that was made here, behind
-// the first one; the rest of the header are key slots, which cryptsetup fills
-// with noise before it writes either copy. The other secondaries are where those
-// of other headers can be.
+// secondary is the offset of the second copy in headers made here, right behind
+// the first. The key slots follow, which cryptsetup fills with noise before it
+// writes either copy. secondaries are the possible offsets in other headers.
 const secondary = 0x4000
 
 var secondaries = []int64{0x4000, 0x8000, 0x10000, 0x20000, 0x40000, 0x80000, 0x100000, 0x200000, 0x400000}
 
-// Inspect reads the state of the volume on a device. It reads only, and forks
-// nothing. ErrForeign and ErrDamaged, wrapped, say that it is none of the three;
-// other errors are the operating system's. While the device does not answer, it fails with
-// blockdev.ErrTimedOut.
+// Inspect returns the state of the volume on a device. It writes nothing and
+// forks nothing. It returns ErrForeign or ErrDamaged, wrapped, if the volume
+// has none of the states, and blockdev.ErrTimedOut while the device does not
+// answer. Other errors are the operating system's.
 func Inspect(device, volume string) (State, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
 	defer cancel()
 	return inspectWithin(ctx, device, volume)
 }
 
-// answerTimeout bounds what is read and written by this process itself.
+// answerTimeout bounds this process's own reads and writes.
 const answerTimeout = time.Minute
 
 func inspectWithin(ctx context.Context, device, volume string) (State, error) {
@@ -131,7 +130,7 @@ func inspect(r io.ReaderAt, volume string) (State, error) {
 	case !best.valid && first.empty && empty:
 		return blank(r)
 	case !best.valid && first.begun && empty:
-		// Of a header that was completed once, there are two copies.
+		// A header that was ever complete has two copies.
 		return Making, nil
 	case !best.valid:
 		return Blank, ErrDamaged
@@ -145,8 +144,8 @@ func inspect(r io.ReaderAt, volume string) (State, error) {
 	return Blank, fmt.Errorf("%w: its subsystem is %.48q", ErrForeign, best.subsystem)
 }
 
-// blank reports whether a device without a header may get one. What there is of key
-// slots is noise, which an interrupted making left.
+// blank checks that a device without a header may get one. Key slots may have
+// noise from an interrupted run.
 func blank(r io.ReaderAt) (State, error) {
 	carries, err := filesystem.BehindZeroes(r)
 	if err == nil && carries != "" {
@@ -155,16 +154,16 @@ func blank(r io.ReaderAt) (State, error) {
 	return Blank, err
 }
 
-// headerCopy is what is found where a copy of the header may be.
 type headerCopy struct {
-	// empty: nothing but zeroes. begun: it starts as one of version 2. valid: it
-	// is one, by its checksum; the rest is set then.
+	// empty means only zeroes; begun, the start of a version 2 header; valid, a
+	// correct checksum. The other fields are set only if valid.
 	empty, begun, valid bool
 	sequence            uint64
 	label, subsystem    string
 }
 
-// readCopy reads the copy at an offset. A LUKS1 header is ErrForeign.
+// readCopy reads the copy at an offset. It returns ErrForeign for a LUKS1
+// header.
 func readCopy(r io.ReaderAt, at int64, magic string) (headerCopy, error) {
 	b := make([]byte, binaryBytes)
 	if _, err := r.ReadAt(b, at); err != nil {
@@ -197,7 +196,6 @@ func readCopy(r io.ReaderAt, at int64, magic string) (headerCopy, error) {
 	return c, nil
 }
 
-// text is a string in a field that zeroes fill up.
 func text(b []byte, length int) string {
 	s, _, _ := bytes.Cut(b[:length], []byte{0})
 	return string(s)

@@ -18,7 +18,7 @@ import (
 
 const volume = "cvabcdefghijklmnopqrstuvwxyz"
 
-// header is one copy of a header, with its JSON area, as cryptsetup writes it.
+// header is one copy of a header, with its JSON area, in cryptsetup's format.
 type header struct {
 	at               int64
 	sequence         uint64
@@ -48,7 +48,6 @@ func (h header) bytes() []byte {
 	return b
 }
 
-// pair are both copies of a header.
 func pair(sequence uint64, label, subsystem string) []header {
 	return []header{{sequence: sequence, label: label, subsystem: subsystem}, {at: 0x4000, sequence: sequence, label: label, subsystem: subsystem}}
 }
@@ -117,8 +116,8 @@ func TestADeviceThatCannotBeReadIsNotBlank(t *testing.T) {
 	}
 }
 
-// TestNoByteThatChangesMakesAVolumeBlank: what holds data is never made again
-// because of a damage to one copy, wherever it is.
+// Damage to one copy, wherever it is, must never make a volume with data look
+// blank.
 func TestNoByteThatChangesMakesAVolumeBlank(t *testing.T) {
 	good := image(pair(7, volume, subsystemMade)...)[:secondaries[len(secondaries)-1]+binaryBytes]
 	rapid.Check(t, func(t *rapid.T) {

@@ -20,10 +20,9 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// cheap is what the emulated machine derives in a moment.
+// cheap is quick even on the emulated machine.
 var cheap = luks.Cost{MemoryKiB: 32, Rounds: 4}
 
-// byHand runs a program as an administrator would and returns its output.
 func byHand(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	cmd := exec.Command(name, args...)
@@ -35,7 +34,8 @@ func byHand(t *testing.T, name string, args ...string) string {
 	return string(out)
 }
 
-// below is an empty device on the first bytes of /dev/vdb, that can grow and fail.
+// below is an empty device on the first bytes of /dev/vdb that can grow and
+// fail.
 type below struct{ size int64 }
 
 const belowPath = "/dev/mapper/below"
@@ -46,7 +46,7 @@ func newBelow(t *testing.T) *below {
 	blank(t, "/dev/vdb")
 	byHand(t, "dmsetup", "create", "below", "--table", b.table("linear /dev/vdb 0"))
 	t.Cleanup(func() {
-		// What a failed test left.
+		// Leftovers of a failed test.
 		_ = exec.Command("dmsetup", "remove", "--retry", luks.MappingPrefix+lukstest.Volume).Run()
 		byHand(t, "dmsetup", "remove", "--retry", "below")
 		blank(t, "/dev/vdb")
@@ -65,13 +65,12 @@ func (b *below) swap(t *testing.T, target string) {
 	byHand(t, "dmsetup", "resume", "below")
 }
 
-// blank clears what a header takes.
 func blank(t *testing.T, device string) {
 	t.Helper()
 	byHand(t, "blkdiscard", "--zeroout", "--length", strconv.Itoa(luks.HeaderBytes), device)
 }
 
-// limited is a context with a bound that only a hang reaches.
+// limited returns a context that expires only if the call hangs.
 func limited(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -107,9 +106,8 @@ func TestReal(t *testing.T) {
 	})
 }
 
-// TestRealKeyIsChangedByHand does it as docs/how-to/encryption.md says, but for the
-// memory that it takes, while the volume is open, and looks for what was written
-// on the disk.
+// TestRealKeyIsChangedByHand follows docs/how-to/encryption.md, but with less
+// memory, while the volume is open, and searches the disk for its plain text.
 func TestRealKeyIsChangedByHand(t *testing.T) {
 	disk := newBelow(t)
 	c, ctx := luks.New("cryptsetup", cheap), limited(t)
@@ -145,8 +143,8 @@ func TestRealKeyIsChangedByHand(t *testing.T) {
 	}
 }
 
-// TestRealHeadersThatAskForAnotherEncryptionAreNotAccepted has cryptsetup make headers that
-// say that they are made, as who has the disk can.
+// cryptsetup makes headers in state Made, as anyone with access to the disk
+// could.
 func TestRealHeadersThatAskForAnotherEncryptionAreNotAccepted(t *testing.T) {
 	newBelow(t)
 	c, ctx := luks.New("cryptsetup", cheap), limited(t)
@@ -185,7 +183,7 @@ func TestRealInterruptedFormatIsDistinguishedFromAVolumeThatHoldsData(t *testing
 			t.Errorf("no %q in\n%s", want, dump)
 		}
 	}
-	// The first one that is killed, and not in a moment when it had ended already.
+	// The first run that is killed, and had not ended already.
 	killed := false
 	for share := time.Duration(2); share <= 16 && !killed; share *= 2 {
 		blank(t, belowPath)
@@ -211,7 +209,7 @@ func TestRealInterruptedFormatIsDistinguishedFromAVolumeThatHoldsData(t *testing
 	}
 }
 
-// wantNoCryptsetup checks that a command that was killed does not go on.
+// wantNoCryptsetup checks that a killed command is gone.
 func wantNoCryptsetup(t *testing.T) {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/comm")
@@ -219,7 +217,7 @@ func wantNoCryptsetup(t *testing.T) {
 		t.Fatalf("%d processes, error %v", len(files), err)
 	}
 	for _, file := range files {
-		// A process that has ended meanwhile has no name.
+		// A process that has just ended has no name.
 		if name, err := os.ReadFile(file); err == nil && strings.TrimSpace(string(name)) == "cryptsetup" {
 			t.Errorf("cryptsetup goes on: %s", file)
 		}

@@ -17,8 +17,8 @@ import (
 	"github.com/carve-csi/carve/pkg/filesystem"
 )
 
-// Mapping implements Interface by one ioctl. A device of that name that
-// cryptsetup did not make is none.
+// Mapping implements Interface with one ioctl. It ignores devices with that
+// name that cryptsetup did not make.
 func (c *Cryptsetup) Mapping(volume string) (Mapping, bool, error) {
 	name := MappingPrefix + volume
 	if len(name) > devmapper.MaxName {
@@ -36,8 +36,8 @@ func (c *Cryptsetup) Mapping(volume string) (Mapping, bool, error) {
 	return Mapping{Major: d.Major, Minor: d.Minor, Whole: d.Active && !d.Suspended}, true, nil
 }
 
-// none reports whether an error says that there is no such device, or, without a
-// device mapper, no device at all.
+// none reports whether the device does not exist, or device-mapper itself does
+// not.
 func none(err error) bool {
 	return errors.Is(err, devmapper.ErrNotFound) || errors.Is(err, fs.ErrNotExist)
 }
@@ -69,15 +69,15 @@ func (c *Cryptsetup) Mappings() ([]string, error) {
 }
 
 const (
-	// busyTimeout is for how long Close waits for another process to close the
-	// mapping: a program that looks what is on a new device does so soon.
+	// busyTimeout is the time that Close waits for other processes to close the
+	// mapping, such as programs that probe new devices.
 	busyTimeout  = 2 * time.Second
 	busyInterval = 50 * time.Millisecond
 )
 
-// Close implements Interface. It reads nothing of the device, which may be dead. cryptsetup reads
-// the header first, insists for seconds on a mapping in use, and does not remove one without
-// a table, which is left when it is killed.
+// Close implements Interface. It does not read the device, which may be dead.
+// cryptsetup would read the header first, retry for seconds on a mapping in
+// use, and not remove a mapping without a table, as left when it is killed.
 func (c *Cryptsetup) Close(ctx context.Context, volume string) error {
 	wrap := func(err error) error { return fmt.Errorf("close the encrypted volume %s: %w", volume, err) }
 	if _, there, err := c.Mapping(volume); err != nil || !there {
@@ -87,7 +87,7 @@ func (c *Cryptsetup) Close(ctx context.Context, volume string) error {
 		err := devmapper.Remove(MappingPrefix + volume)
 		switch {
 		case err == nil:
-			// A node that is left would stand for another device some day.
+			// A leftover node would later stand for another device.
 			if err := os.Remove(Path(volume)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return wrap(err)
 			}
@@ -105,12 +105,12 @@ func (c *Cryptsetup) Close(ctx context.Context, volume string) error {
 	}
 }
 
-// cleared is how much Clear overwrites at either end, in bytes: all known
+// cleared is the number of bytes that Clear overwrites at each end. All known
 // signatures lie within.
 const cleared = 1 << 20
 
-// Clear implements Interface. An operation that goes on after it was given up has the mapping open, so
-// that nothing closes it meanwhile.
+// Clear implements Interface. If it times out, its operation keeps the mapping
+// open, so nothing can close it.
 func (c *Cryptsetup) Clear(device string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
 	defer cancel()
@@ -125,10 +125,10 @@ func clearWithin(ctx context.Context, device string) error {
 	return err
 }
 
-// clearEnds does the work of Clear. It writes nothing once ctx is done by the time that it has the
-// device open: what was to be cleared may be another volume's by then.
+// clearEnds writes nothing if ctx is done once the device is open: the device
+// may be another volume's by then.
 func clearEnds(ctx context.Context, device string) error {
-	// O_EXCL: not beside a file system that is mounted.
+	// O_EXCL fails while a file system is mounted.
 	f, err := os.OpenFile(device, os.O_WRONLY|unix.O_EXCL, 0)
 	if err != nil {
 		return err

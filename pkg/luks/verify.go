@@ -11,15 +11,14 @@ import (
 	"github.com/carve-csi/carve/pkg/devmapper"
 )
 
-// cryptTarget is device mapper's name of what a mapping consists of.
 const cryptTarget = "crypt"
 
-// harmless are dm-crypt's options that change neither what is written nor where: cryptsetup
-// takes some of them from the header's flags.
+// harmless are dm-crypt options that change neither the data nor their place.
+// cryptsetup takes some from the header's flags.
 var harmless = []string{"allow_discards", "same_cpu_crypt", "submit_from_crypt_cpus", "no_read_workqueue", "no_write_workqueue", "high_priority"}
 
-// Verify implements Interface. The key, which is in the mapping's table, is in this process'
-// memory while the table is read.
+// Verify implements Interface. The mapping's table contains the key, which is
+// in this process's memory while Verify reads the table.
 func (c *Cryptsetup) Verify(device, volume string) error {
 	var below unix.Stat_t
 	if err := unix.Stat(device, &below); err != nil {
@@ -38,12 +37,12 @@ func (c *Cryptsetup) Verify(device, volume string) error {
 	return nil
 }
 
-// verifyParams compares the parameters of a target of dm-crypt with those of a volume that
-// lies on the device of that number (kernel's admin-guide/device-mapper/dm-crypt):
+// verifyParams compares dm-crypt parameters with those of a volume on the given
+// device (kernel's admin-guide/device-mapper/dm-crypt):
 //
 //	CIPHER KEY IV_OFFSET DEVICE OFFSET [NUMBER OPTION...]
 //
-// No error has the key in it.
+// No error contains the key.
 func verifyParams(params []byte, major, minor uint32) error {
 	fields := strings.Fields(string(params))
 	if len(fields) < 5 {
