@@ -14,45 +14,45 @@ import (
 )
 
 const (
-	// applyInterval is how often the request is read: a changed limit is in force so much later.
+	// applyInterval is the time between reads of the request, and so the delay
+	// of a changed limit.
 	applyInterval = time.Second
-	// reportInterval is how often a report is written that says the same as the one before.
+	// reportInterval is the time between identical reports.
 	reportInterval = 10 * time.Second
-	// StaleAfter is the age at which a report says nothing any more.
+	// StaleAfter is the age from which a report is meaningless.
 	StaleAfter = time.Minute
 )
 
-// Options configure an Applier. All are required.
+// Options configure an Applier. All fields are required.
 type Options struct {
-	// Cgroups is where the node's hierarchy is mounted.
+	// Cgroups is the mount point of the node's hierarchy.
 	Cgroups cgroup.Root
-	// RequestDir is where the node plugin writes its Request, ReportDir where the Report is
-	// written.
+	// The node plugin writes its Request to RequestDir, the Applier its Report
+	// to ReportDir.
 	RequestDir, ReportDir string
 	Log                   *slog.Logger
 }
 
-// Applier writes the limits of a Request to the Pods' cgroups, and repairs them when something
-// else changed them. It is not safe for concurrent use.
+// Applier writes the limits of a Request to the Pods' cgroups, and restores
+// them if something else changes them. It is not safe for concurrent use.
 type Applier struct {
 	o Options
-	// limited are the limits that this run wrote, for those that the request lacks later.
+	// limited has the limits that this run wrote, to lift them when the request
+	// lacks them.
 	limited map[target]bool
-	// last is the last report that was written.
-	last Report
-	now  func() time.Time
+	last    Report
+	now     func() time.Time
 }
 
-// target is a device in a Pod's cgroup.
 type target struct{ dir, device string }
 
-// NewApplier makes an Applier.
+// NewApplier returns an Applier.
 func NewApplier(o Options) *Applier {
 	return &Applier{o: o, limited: map[target]bool{}, now: time.Now}
 }
 
-// Run applies what is requested until ctx is done. Nothing is taken back then: limits hold
-// while the program restarts.
+// Run applies requests until ctx is done. It leaves the limits then, so they
+// hold while the program restarts.
 func (a *Applier) Run(ctx context.Context) {
 	ticker := time.NewTicker(applyInterval)
 	defer ticker.Stop()
@@ -66,13 +66,14 @@ func (a *Applier) Run(ctx context.Context) {
 	}
 }
 
-// Apply does once what Run does. All but the first of two equal calls write nothing to cgroups.
+// Apply applies the request once. Repeated calls write nothing to unchanged
+// cgroups.
 func (a *Applier) Apply() {
 	request, err := ReadRequest(a.o.RequestDir)
 	report := Report{At: a.now()}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		// The node plugin has not begun. It does not know of any problem either.
+		// The node plugin has not started, so there is nothing to report.
 	case err != nil:
 		report.Problem = "the node plugin's request cannot be read: " + err.Error()
 	default:
@@ -97,8 +98,8 @@ func (a *Applier) apply(request Request, report *Report) {
 		for _, pod := range v.Pods {
 			dir, ok := pods[pod]
 			if !ok {
-				// Where there is no cgroup, nothing runs that could exceed a limit; the Pod ends,
-				// or its cgroup is where it is not looked for.
+				// Without a cgroup nothing runs that could exceed a limit: the
+				// Pod is ending, unless its cgroup is in an unexpected place.
 				if !v.Limits.IsZero() {
 					failures = append(failures, "Pod "+pod+": "+cgroup.ErrNoPod.Error())
 				}
@@ -117,7 +118,7 @@ func (a *Applier) apply(request Request, report *Report) {
 			report.Failures[v.ID] = strings.Join(failures, "; ")
 		}
 	}
-	// A number can become that of another volume.
+	// Lift other limits: a device number may be reused for another volume.
 	for at := range a.limited {
 		if !known[at] {
 			if err := a.set(at, Limits{}); err == nil || errors.Is(err, cgroup.ErrNoPod) || errors.Is(err, cgroup.ErrNoDevice) {
@@ -137,7 +138,6 @@ func podsOf(r Request) []string {
 	return slices.Sorted(maps.Keys(all))
 }
 
-// set makes the limits of a device in a Pod's cgroup those that are given.
 func (a *Applier) set(at target, l Limits) error {
 	changed, err := a.o.Cgroups.Set(at.dir, at.device, cgroup.Max(l))
 	if err != nil {
@@ -154,7 +154,7 @@ func (a *Applier) set(at target, l Limits) error {
 	return nil
 }
 
-// write writes a report that says something new, or is due.
+// write skips a report that is neither new nor due.
 func (a *Applier) write(r Report) {
 	same := r.Problem == a.last.Problem && maps.Equal(r.Failures, a.last.Failures)
 	if same && r.At.Sub(a.last.At) < reportInterval {

@@ -30,7 +30,7 @@ func newNode(t *testing.T) *node {
 	return n
 }
 
-// restart begins another run.
+// restart starts another run.
 func (n *node) restart(requests, reports string) {
 	n.applier = NewApplier(Options{Cgroups: cgroup.Root(n.root), RequestDir: requests, ReportDir: reports, Log: slog.New(slog.DiscardHandler)})
 	n.applier.now = func() time.Time { return n.at }
@@ -47,7 +47,6 @@ func (n *node) max(pod string) string {
 	return string(must.Get(os.ReadFile(filepath.Join(n.root, "kubepods", "pod"+pod, "io.max")))(n.T))
 }
 
-// apply applies a request, and returns the report.
 func (n *node) apply(volumes ...Volume) Report {
 	n.Helper()
 	must.Succeed(n.T, Request{volumes}.Write(n.applier.o.RequestDir))

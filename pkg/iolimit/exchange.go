@@ -9,72 +9,75 @@ import (
 	"time"
 )
 
-// Names of the files through which the node plugin and the Applier work together, in
-// directories of their own: each can write to one of them only.
+// Files of the node plugin and the Applier. Each is in a directory of its own,
+// as each program may write only one.
 const (
 	requestFile = "request.json"
 	reportFile  = "report.json"
 )
 
-// maxFile bounds a file that is read, in bytes: of ten thousand volumes one has 3 MB.
+// maxFile bounds a file to read, in bytes; ten thousand volumes take 3 MB.
 const maxFile = 16 << 20
 
-// ErrTooLarge means that a file is larger than what either program writes.
+// ErrTooLarge means that a file is larger than either program would write.
 var ErrTooLarge = errors.New("the file is too large")
 
-// Device is a block device's number.
+// Device is a block device's numbers.
 type Device struct {
 	Major uint32 `json:"major"`
 	Minor uint32 `json:"minor"`
 }
 
-// String is the form that the kernel uses, such as 253:7.
+// String returns the kernel's form, such as 253:7.
 func (d Device) String() string { return fmt.Sprintf("%d:%d", d.Major, d.Minor) }
 
-// Volume is one that Pods use.
+// Volume is a volume that Pods use.
 type Volume struct {
 	ID     string `json:"id"`
 	Device Device `json:"device"`
-	// Pods are the UIDs of those that have it, sorted.
+	// Pods are the sorted UIDs of the Pods that use the volume.
 	Pods   []string `json:"pods"`
 	Limits Limits   `json:"limits"`
 }
 
-// Request is what the node plugin wants: all volumes that Pods use, those without limits
-// included, so that limits that were lifted are known.
+// Request lists all volumes that Pods use. It includes those without limits, so
+// that the Applier learns of lifted limits.
 type Request struct {
 	Volumes []Volume `json:"volumes"`
 }
 
-// Report is what came of a Request.
+// Report is the result of a Request.
 type Report struct {
-	// At is when it was found. A report that gets old is of an Applier that does not run.
+	// At is the time of the result. An old report means that no Applier runs.
 	At time.Time `json:"at"`
-	// Problem is what keeps all limits from being applied on the node, or empty.
+	// Problem is the reason why no limits can be applied on the node, or empty.
 	Problem string `json:"problem,omitempty"`
-	// Failures are why limits are not applied, by the volume's id.
+	// Failures maps volume ids to the reason why limits are not applied.
 	Failures map[string]string `json:"failures,omitempty"`
 }
 
-// Write puts the request into a directory.
+// Write writes the request to dir.
 func (r Request) Write(dir string) error { return write(filepath.Join(dir, requestFile), r) }
 
-// ReadRequest reads it. fs.ErrNotExist: there is none yet.
+// ReadRequest reads the request in dir. fs.ErrNotExist means that none exists
+// yet.
 func ReadRequest(dir string) (Request, error) {
 	var r Request
 	return r, read(filepath.Join(dir, requestFile), &r)
 }
 
-// Write puts the report into a directory.
+// Write writes the report to dir.
 func (r Report) Write(dir string) error { return write(filepath.Join(dir, reportFile), r) }
 
-// ReadReport reads it. fs.ErrNotExist: there is none yet.
+// ReadReport reads the report in dir. fs.ErrNotExist means that none exists
+// yet.
 func ReadReport(dir string) (Report, error) {
 	var r Report
 	return r, read(filepath.Join(dir, reportFile), &r)
 }
 
-// write replaces a file in one step. It need not outlive a crash of the node, nor do cgroups.
+// write replaces a file atomically. Like cgroups, it need not survive a crash
+// of the node.
 func write(path string, content any) error {
 	text, err := json.Marshal(content)
 	if err != nil {

@@ -9,25 +9,25 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 )
 
-// What a limit may be. Less than the least would make a volume unusable: one page of a
+// Ranges of limits. Lower limits would make a volume unusable: one page of a
 // journal must not take seconds.
 const (
-	// MinBPS and MaxBPS bound limits of bytes per second.
+	// MinBPS and MaxBPS bound limits in bytes per second.
 	MinBPS = 64 << 10
 	MaxBPS = math.MaxInt64
-	// MinIOPS and MaxIOPS bound limits of requests per second. The kernel counts in 32 bits, and
-	// takes the largest number for no limit.
+	// MinIOPS and MaxIOPS bound limits in requests per second. The kernel has
+	// 32 bits, and the largest number means no limit.
 	MinIOPS = 10
 	MaxIOPS = math.MaxUint32 - 1
 )
 
-// Limits are those of one volume, each for one Pod on one node. Zero means no limit. They are
-// comparable.
+// Limits are a volume's limits for each Pod on a node. Zero means no limit.
+// They are comparable.
 type Limits struct {
-	// ReadBPS and WriteBPS are in bytes per second.
+	// In bytes per second.
 	ReadBPS  uint64 `json:"readBPS,omitempty"`
 	WriteBPS uint64 `json:"writeBPS,omitempty"`
-	// ReadIOPS and WriteIOPS are in requests per second.
+	// In requests per second.
 	ReadIOPS  uint64 `json:"readIOPS,omitempty"`
 	WriteIOPS uint64 `json:"writeIOPS,omitempty"`
 }
@@ -35,9 +35,9 @@ type Limits struct {
 // IsZero reports whether nothing is limited.
 func (l Limits) IsZero() bool { return l == Limits{} }
 
-// RangeError says that a limit is out of its range.
+// RangeError is a limit out of its range.
 type RangeError struct {
-	// Name is the field's in lvmd's API, such as "read_bps".
+	// Name is the field in lvmd's API, such as "read_bps".
 	Name       string
 	Given      uint64
 	Least, Max uint64
@@ -48,7 +48,7 @@ func (e *RangeError) Error() string {
 	return fmt.Sprintf("%s: %d is not allowed; allowed are 0, for no limit, and %d to %d", e.Name, e.Given, e.Least, e.Max)
 }
 
-// Check fails with a *RangeError for a limit that is out of its range.
+// Check returns a *RangeError if a limit is out of its range.
 func (l Limits) Check() error {
 	for _, f := range []RangeError{
 		{"read_bps", l.ReadBPS, MinBPS, MaxBPS}, {"write_bps", l.WriteBPS, MinBPS, MaxBPS},
@@ -61,13 +61,13 @@ func (l Limits) Check() error {
 	return nil
 }
 
-// String is the form in which limits are kept: bytes read, bytes written, reads and writes
+// String returns the stored form: bytes read, bytes written, reads and writes
 // per second, joined by colons.
 func (l Limits) String() string {
 	return fmt.Sprintf("%d:%d:%d:%d", l.ReadBPS, l.WriteBPS, l.ReadIOPS, l.WriteIOPS)
 }
 
-// Parse is the reverse of String.
+// Parse parses the result of String.
 func Parse(s string) (Limits, error) {
 	var l Limits
 	fields := []*uint64{&l.ReadBPS, &l.WriteBPS, &l.ReadIOPS, &l.WriteIOPS}
@@ -85,12 +85,12 @@ func Parse(s string) (Limits, error) {
 	return l, l.Check()
 }
 
-// FromProto reads limits from lvmd's API, unchecked.
+// FromProto converts limits from lvmd's API without checking them.
 func FromProto(p *lvmdv1.IOLimits) Limits {
 	return Limits{ReadBPS: p.GetReadBps(), WriteBPS: p.GetWriteBps(), ReadIOPS: p.GetReadIops(), WriteIOPS: p.GetWriteIops()}
 }
 
-// Proto is the reverse of FromProto; nil where nothing is limited.
+// Proto converts limits to lvmd's API. It returns nil if nothing is limited.
 func (l Limits) Proto() *lvmdv1.IOLimits {
 	if l.IsZero() {
 		return nil

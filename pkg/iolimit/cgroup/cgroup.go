@@ -1,5 +1,5 @@
-// Package cgroup finds the cgroups of Pods, and limits their input and output of block
-// devices, by the kernel's control groups version 2. It knows nothing of volumes.
+// Package cgroup finds the cgroups of Pods and limits their block device I/O,
+// with cgroup v2. It knows nothing of volumes.
 package cgroup
 
 import (
@@ -14,15 +14,15 @@ import (
 )
 
 var (
-	// ErrNotV2 means that the node has no cgroups version 2 at the root. Version 1 does not
-	// account what is written through the page cache, so that its limits do not hold.
+	// ErrNotV2 means that the root has no cgroup v2. Version 1 does not account
+	// for writes through the page cache, so its limits do not hold.
 	ErrNotV2 = errors.New("the node does not use cgroup v2")
-	// ErrNoController means that the kernel has no controller "io", or that it cannot be
+	// ErrNoController means that the controller "io" is missing or cannot be
 	// enabled for Pods.
 	ErrNoController = errors.New("the cgroup controller io is not available")
 	// ErrNoThrottling means that the kernel was built without CONFIG_BLK_DEV_THROTTLING.
 	ErrNoThrottling = errors.New("the kernel cannot limit I/O: it has no io.max (CONFIG_BLK_DEV_THROTTLING)")
-	// ErrNoPod means that a Pod has no cgroup: it is not there yet, or has ended.
+	// ErrNoPod means that a Pod has no cgroup, not yet or no longer.
 	ErrNoPod = errors.New("the Pod has no cgroup")
 	// ErrNoDevice means that the kernel has no such block device.
 	ErrNoDevice = errors.New("there is no such device")
@@ -33,18 +33,17 @@ const (
 	controllers    = "cgroup.controllers"
 	subtreeControl = "cgroup.subtree_control"
 	ioMax          = "io.max"
-	// kubepods is how the kubelet calls the parent of all Pods' cgroups: with the cgroupfs
-	// driver, and behind the names of its parents and before ".slice" with that of systemd.
+	// kubepods is the kubelet's name for the parent of all Pods' cgroups. The
+	// systemd driver adds the parents' names before it and ".slice" behind.
 	kubepods = "kubepods"
-	// depth is how far below the root the kubelet's cgroup may be.
-	depth = 4
+	depth    = 4
 )
 
-// Root is where the hierarchy of cgroups is mounted, such as /sys/fs/cgroup. Its methods may
-// be called concurrently.
+// Root is the mount point of the cgroup hierarchy, such as /sys/fs/cgroup.
+// Methods may be called concurrently.
 type Root string
 
-// Check fails with ErrNotV2 or ErrNoController where no Pod's I/O can be limited.
+// Check returns ErrNotV2 or ErrNoController if no Pod's I/O can be limited.
 func (r Root) Check() error {
 	has, err := lists(filepath.Join(string(r), controllers))
 	switch {
@@ -58,19 +57,18 @@ func (r Root) Check() error {
 	return nil
 }
 
-// lists reports whether a file of words has the controller's name.
 func lists(file string) (bool, error) {
 	text, err := os.ReadFile(file)
 	return slices.Contains(strings.Fields(string(text)), controller), err
 }
 
-// Pods returns the directories of those Pods of a node that have a cgroup, by UID, of all
-// classes of service, and of both cgroup drivers.
+// Pods maps the UIDs of Pods that have a cgroup to its directory, for all QoS
+// classes and both cgroup drivers.
 func (r Root) Pods(uids []string) (map[string]string, error) {
 	wanted := map[string]string{}
 	for _, uid := range uids {
 		wanted["pod"+uid] = uid
-		// systemd's hyphens mean parents.
+		// In systemd's names hyphens separate parents.
 		wanted["pod"+strings.ReplaceAll(uid, "-", "_")] = uid
 	}
 	found := map[string]string{}
@@ -99,7 +97,7 @@ func (r Root) Pods(uids []string) (map[string]string, error) {
 			found[uid] = path
 			return fs.SkipDir
 		}
-		// Pods are in the parent of all, or in that of their class of service.
+		// Pods are below the common parent, or below their QoS class.
 		if len(names) > at+2 || len(names) == at+2 && !isClass(names[at+1]) {
 			return fs.SkipDir
 		}
@@ -113,14 +111,13 @@ func isKubepods(name string) bool {
 	return name == kubepods || strings.HasSuffix(name, "-"+kubepods)
 }
 
-// isClass reports whether a child of the parent of all Pods is that of a class of service.
 func isClass(name string) bool {
 	name = strings.TrimSuffix(name, ".slice")
 	return name[strings.LastIndexByte(name, '-')+1:] == "burstable" || name[strings.LastIndexByte(name, '-')+1:] == "besteffort"
 }
 
-// podWord is the part of the name of a Pod's cgroup that names the Pod: all of it with the
-// cgroupfs driver, what is behind the parents' names with that of systemd.
+// podWord returns the Pod's part of a cgroup's name. With systemd it follows
+// the parents' names.
 func podWord(name string) string {
 	slice, ok := strings.CutSuffix(name, ".slice")
 	if !ok {
@@ -129,10 +126,10 @@ func podWord(name string) string {
 	return slice[strings.LastIndexByte(slice, '-')+1:]
 }
 
-// Set limits a device for a cgroup below the root, and reports whether it was limited
-// otherwise before. Nothing is written where the limits are in force: the kernel would begin
-// to count anew. Where the cgroup's parents do not let it have the controller, they are made
-// to. ErrNoPod: the cgroup is gone.
+// Set limits a device in a cgroup below the root and reports whether it changed
+// the limits. It does not rewrite limits in force, which would restart the
+// kernel's accounting. If needed it enables the controller in the parents.
+// ErrNoPod means that the cgroup is gone.
 func (r Root) Set(dir, device string, max Max) (changed bool, err error) {
 	file := filepath.Join(dir, ioMax)
 	text, err := os.ReadFile(file)
@@ -176,8 +173,8 @@ func gone(dir string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// enable lets a cgroup have the controller: all its parents must pass it on. The kubelet has
-// it so where it may; systemd takes it back from slices for which nothing asked for it.
+// enable enables the controller in all parents of a cgroup. The kubelet does so
+// if it can, but systemd disables it in slices that have not requested it.
 func (r Root) enable(dir string) error {
 	below, err := filepath.Rel(string(r), dir)
 	if err != nil || below == "." || !filepath.IsLocal(below) {

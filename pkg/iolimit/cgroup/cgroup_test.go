@@ -15,7 +15,7 @@ import (
 
 const uid = "0b3a1c9e-4d57-4b0e-9b7a-3f0c6c1d2e4f"
 
-// hierarchy makes directories as the kernel shows cgroups.
+// hierarchy makes directories like the kernel's cgroups.
 func hierarchy(t *testing.T, dirs ...string) Root {
 	t.Helper()
 	root := t.TempDir()
@@ -125,7 +125,7 @@ func TestParentsAreMadeToPassTheControllerOn(t *testing.T) {
 	dir := filepath.Join(string(root), "kubepods/burstable/pod1")
 	kubelets := filepath.Join(string(root), "kubepods/burstable", subtreeControl)
 	write(t, kubelets, "cpu memory")
-	// The kernel would make io.max now.
+	// The kernel would create io.max now.
 	if _, err := root.Set(dir, "253:1", Max{ReadBPS: 1}); !errors.Is(err, ErrNoThrottling) {
 		t.Fatal(err)
 	}

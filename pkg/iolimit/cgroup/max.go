@@ -6,22 +6,23 @@ import (
 	"strings"
 )
 
-// Max is one line of io.max: what a cgroup may do with one device. Zero means no limit. Max
-// is comparable.
+// Max is one line of io.max: a cgroup's limits for one device. Zero means no
+// limit. Max is comparable.
 type Max struct {
-	// ReadBPS and WriteBPS are in bytes per second, ReadIOPS and WriteIOPS in requests per
-	// second, less than 4294967295, which the kernel takes for no limit.
+	// BPS is in bytes per second, IOPS in requests per second, less than
+	// 4294967295, which the kernel takes for no limit.
 	ReadBPS, WriteBPS, ReadIOPS, WriteIOPS uint64
 }
 
-// keys are the kernel's names of the fields, in its order.
+// keys are the kernel's names of the fields, in order.
 var keys = []string{"rbps", "wbps", "riops", "wiops"}
 
 func (m *Max) fields() []*uint64 {
 	return []*uint64{&m.ReadBPS, &m.WriteBPS, &m.ReadIOPS, &m.WriteIOPS}
 }
 
-// line is what is written for a device. It names every limit: what is left out stays.
+// line returns the line to write for a device. It has every limit, as the
+// kernel keeps omitted ones.
 func (m Max) line(device string) string {
 	words := []string{device}
 	for i, value := range m.fields() {
@@ -34,8 +35,8 @@ func (m Max) line(device string) string {
 	return strings.Join(words, " ")
 }
 
-// parse reads io.max, which has a line for each device that has a limit. Keys that are not
-// known are left out: a later kernel may have some.
+// parse parses io.max, which has a line per limited device. It ignores unknown
+// keys, as newer kernels may add some.
 func parse(text string) (map[string]Max, error) {
 	all := map[string]Max{}
 	for line := range strings.Lines(text) {

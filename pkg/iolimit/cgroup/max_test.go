@@ -16,7 +16,7 @@ func someMax(t *rapid.T) Max {
 	return Max{limit("rbps", 1<<63-1), limit("wbps", 1<<63-1), limit("riops", 1<<32-2), limit("wiops", 1<<32-2)}
 }
 
-// The kernel shows the lines of all devices that have a limit, in any order.
+// The kernel lists all limited devices, in any order.
 func TestWhatIsWrittenIsWhatIsRead(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		want := rapid.MapOf(rapid.StringMatching(`[1-9][0-9]{0,3}:[0-9]{1,6}`), rapid.Custom(someMax)).Draw(t, "limits")

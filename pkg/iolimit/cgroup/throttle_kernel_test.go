@@ -28,7 +28,8 @@ const (
 	mebi    = 1 << 20
 )
 
-// pod makes a Pod's cgroup, as the kubelet does, and finds it as the Applier does.
+// pod creates a Pod's cgroup as the kubelet does, and finds it as the Applier
+// does.
 func pod(t *testing.T, uid, dir string, controllers ...string) string {
 	t.Helper()
 	made := string(root)
@@ -49,7 +50,6 @@ func pod(t *testing.T, uid, dir string, controllers ...string) string {
 	return made
 }
 
-// device makes a device of device-mapper on the disk.
 func device(t *testing.T, name, table string) (path string, number string) {
 	t.Helper()
 	run(t, "dmsetup", "create", name, "--table", table)
@@ -93,7 +93,7 @@ func write(t *testing.T, dir string, args ...string) {
 	})
 }
 
-// stat reads what a cgroup has done with a device.
+// stat reads a cgroup's counter for a device.
 func stat(t *testing.T, dir, number, key string) float64 {
 	t.Helper()
 	text := string(must.Get(os.ReadFile(filepath.Join(dir, "io.stat")))(t))
@@ -111,7 +111,7 @@ func stat(t *testing.T, dir, number, key string) float64 {
 	return 0
 }
 
-// rate is what the cgroup does per second, a while after a change.
+// rate measures a cgroup's counter per second, some time after a change.
 func rate(t *testing.T, dir, number, key string) float64 {
 	t.Helper()
 	time.Sleep(1500 * time.Millisecond)
@@ -129,7 +129,7 @@ func set(t *testing.T, dir, number string, max cgroup.Max) {
 	}
 }
 
-// The limits hold at the device that the Pod uses, change while it writes, and end.
+// Limits of the Pod's device hold, change while it writes, and end.
 func TestAWriterIsHeldToItsLimits(t *testing.T) {
 	must.Succeed(t, root.Check())
 	key := strings.Repeat("0123456789abcdef", 8)
@@ -174,7 +174,7 @@ func TestAWriterIsHeldToItsLimits(t *testing.T) {
 	}
 }
 
-// What goes through the page cache is written by the kernel, on the Pod's account.
+// The kernel writes back the page cache on the Pod's account.
 func TestWhatIsWrittenThroughThePageCacheIsLimited(t *testing.T) {
 	const uid = "3e0c6a1e-0000-4000-8000-000000000003"
 	dir := pod(t, uid, "kubepods/pod"+uid, "memory", "io")
@@ -185,7 +185,7 @@ func TestWhatIsWrittenThroughThePageCacheIsLimited(t *testing.T) {
 	t.Cleanup(func() { run(t, "umount", at) })
 	limited := false
 	t.Cleanup(func() {
-		if _, err := root.Set(dir, number, cgroup.Max{}); limited && err != nil { // the unmounting writes what is left
+		if _, err := root.Set(dir, number, cgroup.Max{}); limited && err != nil { // unmounting writes the rest
 			t.Error(err)
 		}
 	})
