@@ -12,14 +12,16 @@ import (
 	"github.com/carve-csi/carve/pkg/logging"
 )
 
-// Where the container io-limits has the volumes that it shares with the node plugin, and the node's cgroups.
+// Mount points in the container io-limits: volumes shared with the node plugin,
+// and the node's cgroups.
 const (
 	ioLimitsDir = "/run/carve-io-limits"
 	cgroupRoot  = "/host/cgroup"
 )
 
-// ioLimitDirs are where the plugin and the program that limits I/O meet below a directory. Each
-// is a volume of its own, which the other mounts read-only. Empty: there is no such program.
+// ioLimitDirs returns the directories shared by the plugin and the program that
+// limits I/O. Each is a volume of its own, which the reader mounts read-only.
+// An empty dir means that the program is not installed.
 func ioLimitDirs(dir string) driver.IOLimitDirs {
 	if dir == "" {
 		return driver.IOLimitDirs{}

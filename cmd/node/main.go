@@ -1,5 +1,5 @@
-// Command node is Carve's CSI node plugin: it checks and mounts on this node
-// the volumes that lvmd carved. See its --help.
+// Command node is Carve's CSI node plugin. It checks and mounts the volumes
+// that lvmd created on this node. See its --help.
 package main
 
 import (
@@ -42,11 +42,11 @@ type options struct {
 	system
 }
 
-// system is what run asks of the kernel by itself.
+// system is the part of the kernel that run uses directly.
 type system struct {
-	// reduce gives up the process's privileges that the plugin does not need.
+	// reduce drops privileges that the plugin does not need.
 	reduce func() error
-	// shared fails unless the host sees what is mounted below a directory.
+	// shared fails unless mounts below dir propagate to the host.
 	shared func(dir string) error
 }
 
@@ -91,7 +91,7 @@ func command(s system) *cobra.Command {
 	flags.StringVar(&o.ioLimitsDir, "io-limits-dir", "", "directory that is shared with carve-node io-limits, which limits the I/O of Pods; empty: nothing does")
 	flags.StringVar(&o.opsListen, "ops-listen", ":9809", "address of /healthz, /readyz, /metrics and /debug/pprof (HTTPS); empty: not served")
 	flags.StringVar(&o.metricsTokenFile, "metrics-token-file", "/etc/carve/metrics/token", "file with the bearer token that may read /metrics and /debug/pprof")
-	// The container mounts these where their defaults are.
+	// The container mounts these at their defaults.
 	flags.StringVar(&o.csiSocket, "csi-socket", "/csi/csi.sock", "unix socket to serve CSI on")
 	flags.StringVar(&o.registrationDir, "registration-dir", "/registration", "directory that the kubelet watches for plugins; empty: do not register")
 	flags.StringVar(&o.lvmdSocket, "lvmd-socket", "/run/carve/lvmd.sock", "unix socket of lvmd")
@@ -103,8 +103,8 @@ func command(s system) *cobra.Command {
 	return c
 }
 
-// run wires the plugin up and serves until ctx is done. It stops in the
-// opposite order of what depends on what: registration, CSI, lvmd's client.
+// run assembles the plugin and serves until ctx is done. It stops in reverse
+// order of dependencies: registration, CSI, lvmd's client.
 func run(ctx context.Context, o options) error {
 	if o.nodeName == "" {
 		return errors.New("--node-name is required")
@@ -152,14 +152,14 @@ func run(ctx context.Context, o options) error {
 		Log:             log,
 	}
 
-	// Before the kubelet can call: what it had mounted would be lost on it.
+	// Check before the kubelet can call: it would not see the plugin's mounts.
 	for _, dir := range node.MountDirs() {
 		if err := o.shared(dir); err != nil {
 			return err
 		}
 	}
 	log.Info("starting", "version", version)
-	// Not every kernel and sandbox lets go; the plugin works as well then.
+	// Some kernels and sandboxes refuse; the plugin works anyway.
 	if err := o.reduce(); err != nil {
 		log.Warn("the plugin keeps all its privileges", "error", err)
 	}
@@ -168,7 +168,6 @@ func run(ctx context.Context, o options) error {
 	return err
 }
 
-// serve serves, and does what the plugin does by itself, until ctx is done or something fails.
 func serve(ctx context.Context, o options, plugin *driver.Plugin, node *driver.Node, conn *grpc.ClientConn) error {
 	log := plugin.Log
 	group, ctx := errgroup.WithContext(ctx)
@@ -178,7 +177,8 @@ func serve(ctx context.Context, o options, plugin *driver.Plugin, node *driver.N
 		return nil
 	})
 	group.Go(func() error {
-		// These ask lvmd at once, and warn of it when it does not answer: it starts at the same time.
+		// These loops call lvmd at once and would warn if it does not answer
+		// yet: it starts at the same time.
 		if err := driver.AwaitLVMD(ctx, conn); err != nil && ctx.Err() == nil {
 			log.Warn("lvmd has not answered since the plugin started; it is asked again and again", "error", err)
 		}

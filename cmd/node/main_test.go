@@ -101,7 +101,7 @@ func TestItIsReadyOnceRegisteredAndStops(t *testing.T) {
 	must.Succeed(t, os.Remove(m.RegistrationSocket()))
 	wantAnswer(t, address, "/healthz", http.StatusServiceUnavailable, "no such file")
 
-	stop() // though this test's connections are open
+	stop() // despite this test's open connections
 	select {
 	case err := <-ended:
 		if err != nil {
@@ -120,7 +120,6 @@ func wantReady(t *testing.T, address string, code int, words string) {
 	wantAnswer(t, address, "/readyz", code, words)
 }
 
-// wantAnswer waits until the path answers so.
 func wantAnswer(t *testing.T, address, path string, code int, words string) {
 	t.Helper()
 	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
