@@ -18,14 +18,13 @@ import (
 )
 
 const (
-	// heldByAnAnswer is the memory that one call may take until its answer is decoded: the answer and
-	// what the node sent after it, in gRPC's buffers, which may be half full.
+	// heldByAnAnswer is the memory that one call may take until its answer is decoded: the answer
+	// and what the node sent after it, in gRPC's buffers, which may be half full.
 	heldByAnAnswer = 2 * (64<<10 + sentAhead)
-	// sentAhead is answerWindow of package uplink.
+	// sentAhead equals answerWindow of package uplink.
 	sentAhead = 64 << 10
 )
 
-// rawCodec sends what it is given.
 type rawCodec struct{}
 
 func (rawCodec) Name() string { return "proto" }
@@ -36,12 +35,12 @@ func (rawCodec) Marshal(message any) (mem.BufferSlice, error) {
 
 func (rawCodec) Unmarshal(mem.BufferSlice, any) error { return nil }
 
-// flood answers each call with the longest message that is read, and then sends on and on.
+// flood answers each call with the longest allowed message, and then keeps sending.
 type flood struct {
 	answer, more []byte
 
 	mu   sync.Mutex
-	sent []int // of more, in bytes, of each call
+	sent []int // bytes of more, by call
 }
 
 func (f *flood) serve(_ any, stream grpc.ServerStream) error {
@@ -65,7 +64,6 @@ func (f *flood) serve(_ any, stream grpc.ServerStream) error {
 	return nil
 }
 
-// heap is what is in use.
 func heap() int {
 	runtime.GC()
 	var stats runtime.MemStats

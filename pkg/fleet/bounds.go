@@ -13,43 +13,42 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 )
 
-// What a node may report. The bounds are above what a node can hold, and keep a node
-// that reports more from taking the controller's memory: every replica keeps the
-// reports of all nodes.
+// Limits on what a node may report. They are above what a node can hold, and protect the
+// controller's memory: every replica keeps the reports of all nodes.
 const (
-	// MaxVolumes is how many volumes a node may report.
+	// MaxVolumes limits the volumes of a node.
 	MaxVolumes = 20_000
-	// MaxClasses is how many device classes a node may report.
+	// MaxClasses limits the device classes of a node.
 	MaxClasses = 256
-	// maxReportBytes bounds the encoded volumes and classes of a node, in one message
-	// and in all that it reported.
+	// maxReportBytes limits the encoded volumes and classes of a node, per message and in total.
 	maxReportBytes = 16 << 20
-	// maxReportFields bounds the fields of one message, with those of the messages in it.
-	// Decoded, a field may take fifty times as much memory as encoded.
+	// maxReportFields limits the fields of one message, nested ones included. A decoded field may
+	// take fifty times its encoded size.
 	maxReportFields = 40 * MaxVolumes
-	// maxAnswerBytes and maxAnswerFields bound the answer to one call in the same way: it has one
-	// volume or snapshot.
+	// maxAnswerBytes and maxAnswerFields limit the answer to one call, which holds one volume or
+	// snapshot.
 	maxAnswerBytes  = 64 << 10
 	maxAnswerFields = 1000
-	// callsOfAKind bounds how many calls of one kind are under way to a node. Those that wait for a
-	// place hold no stream. Each may hold 64 KiB of the header of its answer; what has come of the answer
-	// itself counts against the session, see package uplink. A quick kind does not wait for a slow one.
+	// callsOfAKind limits the concurrent calls of one kind to a node, so that a slow kind does not
+	// delay a quick one. A waiting call holds no stream. A call in flight may hold 64 KiB of its
+	// answer's header; the answer itself counts against the session, see package uplink.
 	callsOfAKind = 128
-	// decodedAnswers and decodedReports bound how many of all nodes' messages are decoded at a time:
-	// each takes many times its length meanwhile, and any number of nodes may send at once.
+	// decodedAnswers and decodedReports limit the messages, of all nodes together, that are decoded
+	// at a time. A message takes many times its length while it is decoded, and any number of nodes
+	// may send at once.
 	decodedAnswers = 16
 	decodedReports = 4
-	// reportsPerSecond and reportsAtOnce bound how often a node's report is taken in: each
-	// time takes the processor for as long as the node has volumes.
+	// reportsPerSecond and reportsAtOnce limit the reports accepted from a node: each costs
+	// processor time in proportion to the node's volumes.
 	reportsPerSecond = 100
 	reportsAtOnce    = 200
 )
 
-// ReportRefusedError says that a node reported more than a node can hold, or what cannot be. Its
-// report is not taken in.
+// ReportRefusedError means that a node reported more than it can hold, or something invalid. The
+// fleet ignores that report.
 type ReportRefusedError struct {
 	Node string
-	// Why is a sentence without its end.
+	// Why is a sentence without a full stop.
 	Why string
 }
 
@@ -57,17 +56,15 @@ func (e *ReportRefusedError) Error() string {
 	return fmt.Sprintf("the report of node %s is refused: %s", e.Node, e.Why)
 }
 
-// tooMuch refuses a report that has more of something than is allowed.
 func tooMuch(node, what string, most int) *ReportRefusedError {
 	return &ReportRefusedError{Node: node, Why: fmt.Sprintf("it has more %s than the %d that are allowed", what, most)}
 }
 
-// protoCodec is gRPC's own, which the readers add to.
 var protoCodec = encoding.GetCodecV2("proto")
 
-// boundedReader refuses reports that have too many parts before they are decoded. It
-// is for one stream. What it refused is kept and returned as no error: gRPC passes on only the
-// text of a codec's error, and would not count the message as read.
+// boundedReader rejects reports with too many parts before it decodes them. It serves one stream.
+// It records the rejection in refused instead of returning an error: gRPC passes on only the text
+// of a codec's error, and would not count the message as read.
 type boundedReader struct {
 	encoding.CodecV2
 	decoding places
@@ -75,7 +72,6 @@ type boundedReader struct {
 	refused  *ReportRefusedError
 }
 
-// Unmarshal implements encoding.CodecV2.
 func (r *boundedReader) Unmarshal(encoded mem.BufferSlice, message any) error {
 	defer r.decoding.take()()
 	if _, ok := message.(*lvmdv1.WatchResponse); ok {
@@ -87,15 +83,14 @@ func (r *boundedReader) Unmarshal(encoded mem.BufferSlice, message any) error {
 	return r.CodecV2.Unmarshal(encoded, message)
 }
 
-// Numbers of the fields of a WatchResponse that hold messages.
+// The fields of a WatchResponse that hold messages.
 const (
 	fieldClasses protowire.Number = 4
 	fieldVolumes protowire.Number = 5
 )
 
-// tooMany counts the parts of an encoded WatchResponse and returns of what there are
-// too many, or nothing. What is not well formed is left to the decoder, which refuses
-// it.
+// tooMany returns the kind of part that exceeds its limit, or "". It leaves malformed input to the
+// decoder, which rejects it.
 func tooMany(encoded []byte) (what string, most int) {
 	parts := map[protowire.Number]int{}
 	fields := countFields(encoded, (&lvmdv1.WatchResponse{}).ProtoReflect().Descriptor(), parts)
@@ -110,8 +105,7 @@ func tooMany(encoded []byte) (what string, most int) {
 	return "", 0
 }
 
-// countFields returns how many fields an encoded message has, with those of the messages in it.
-// It counts those of the message itself in byNumber, too, unless that is nil.
+// countFields includes nested fields. byNumber, unless nil, gets the counts of the top level.
 func countFields(encoded []byte, message protoreflect.MessageDescriptor, byNumber map[protowire.Number]int) int {
 	count := 0
 	for len(encoded) > 0 {
@@ -133,14 +127,13 @@ func countFields(encoded []byte, message protoreflect.MessageDescriptor, byNumbe
 	return count
 }
 
-// answerReader refuses answers that have too many fields before they are decoded, and bounds the
-// texts of the others.
+// answerReader rejects answers with too many fields before it decodes them, and bounds the texts of
+// the others.
 type answerReader struct {
 	encoding.CodecV2
 	decoding places
 }
 
-// Unmarshal implements encoding.CodecV2.
 func (r answerReader) Unmarshal(encoded mem.BufferSlice, message any) error {
 	defer r.decoding.take()()
 	m, ok := message.(proto.Message)
@@ -159,13 +152,13 @@ func (r answerReader) Unmarshal(encoded mem.BufferSlice, message any) error {
 	return nil
 }
 
-// unread drops answers of which nothing is wanted.
+// unread discards answers.
 type unread struct{ encoding.CodecV2 }
 
-// Unmarshal implements encoding.CodecV2.
 func (unread) Unmarshal(mem.BufferSlice, any) error { return nil }
 
-// places are those for messages that are decoded at a time. Who has one waits for nothing.
+// places limits concurrent decoding. A holder of a place waits for nothing, so places cannot
+// deadlock.
 type places chan struct{}
 
 func (p places) take() (leave func()) {
@@ -173,7 +166,6 @@ func (p places) take() (leave func()) {
 	return func() { <-p }
 }
 
-// exceeds returns of what a view has too much, or nothing.
 func (v *View) exceeds() *ReportRefusedError {
 	switch {
 	case len(v.Volumes) > MaxVolumes:

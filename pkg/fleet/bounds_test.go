@@ -18,7 +18,7 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// bulk is about so many KiB of what volumes may have.
+// bulk returns conditions of about kib KiB.
 func bulk(kib int) []*lvmdv1.Condition {
 	all := make([]*lvmdv1.Condition, kib)
 	for i := range all {
@@ -27,7 +27,6 @@ func bulk(kib int) []*lvmdv1.Condition {
 	return all
 }
 
-// pretend has a node report so many volumes.
 func pretend(s *lvmdfake.Server, volumes int) {
 	for i := range volumes {
 		s.Put(&lvmdv1.Volume{Id: fmt.Sprintf("v%d", i), DeviceClass: "local"})
@@ -80,7 +79,7 @@ func TestANodeThatCameToReportTooMuchIsTakenInAgainWhenItReportsLess(t *testing.
 	h.eventually(t, "n", func(v *fleet.View) bool { return v.Connected && v.Refused == "" && len(v.Volumes) == fleet.MaxVolumes })
 }
 
-// What a node reports counts as a whole, however it is cut into messages.
+// The limit is on the total, however the node splits it into messages.
 func TestWhatANodeReportsIsBoundedInAllThatItReported(t *testing.T) {
 	h := newHarness(t)
 	s := h.node(t, "n")
@@ -91,7 +90,7 @@ func TestWhatANodeReportsIsBoundedInAllThatItReported(t *testing.T) {
 	if view.Refused == "" {
 		t.Errorf("%d MiB of volumes were taken in", len(view.Volumes))
 	}
-	// Replaced by small ones, they are not counted any more.
+	// Small replacements free the budget.
 	for i := range 17 {
 		s.Put(&lvmdv1.Volume{Id: fmt.Sprintf("v%d", i), DeviceClass: "local"})
 	}
@@ -104,7 +103,7 @@ func TestWhatANodeReportsIsBoundedInAllThatItReported(t *testing.T) {
 	})
 }
 
-// An answer to a call takes memory like a report, and a node can be asked many things at once.
+// A node can be asked many things at once.
 func TestAnAnswerThatIsTooLargeIsRefusedAndTheCallMayHaveHappened(t *testing.T) {
 	h := newHarness(t)
 	s := h.node(t, "n")
@@ -117,22 +116,21 @@ func TestAnAnswerThatIsTooLargeIsRefusedAndTheCallMayHaveHappened(t *testing.T) 
 	must.Get(h.GetVolumeByName(testContext(t), "n", "small"))(t)
 }
 
-// A new leader asks all nodes for their classes, for them to learn of it.
+// A new leader announces itself by asking every node for its classes.
 func TestTheAnswerToANewLeaderIsNotDecodedAndALargeOneNotRead(t *testing.T) {
 	h := newHarness(t)
 	s := h.node(t, "n")
 	s.SetClass("local", gib, make([]*lvmdv1.Condition, 50_000)...)
 	must.Succeed(t, h.Announce(testContext(t), "n"))
-	// Decoded, this would have too many parts.
+	// This is small enough to read, but has too many parts to decode.
 	s.SetClass("local", gib, make([]*lvmdv1.Condition, 10_000)...)
 	must.Succeed(t, h.Announce(testContext(t), "n"))
 }
 
-// Small parts of an answer take much more memory than they are long.
 func TestAnAnswerThatHasTooManyPartsIsRefusedAndTheCallMayHaveHappened(t *testing.T) {
 	h := newHarness(t)
 	s := h.node(t, "n")
-	// Two bytes each, a third of what an answer may be long.
+	// Two bytes each: a third of maxAnswerBytes.
 	s.Put(&lvmdv1.Volume{Id: "v", Name: "large", Conditions: make([]*lvmdv1.Condition, 10_000)})
 	vol, err := h.GetVolumeByName(testContext(t), "n", "large")
 	if err == nil || !fleet.MayHaveHappened(err) || !strings.Contains(err.Error(), "more than the 1000 that are allowed") {
@@ -167,7 +165,7 @@ func TestTextsOfANodeAreCutToWhatMayBeShown(t *testing.T) {
 	}
 }
 
-// gRPC would read 16 MiB of a status.
+// By default, gRPC reads a status of 16 MiB.
 func TestAStatusThatIsTooLargeIsNotRead(t *testing.T) {
 	h := newHarness(t)
 	h.node(t, "n").SetHooks(lvmdfake.Hooks{BeforeDelete: func(context.Context, *lvmdv1.DeleteVolumeRequest) error {
@@ -178,7 +176,6 @@ func TestAStatusThatIsTooLargeIsNotRead(t *testing.T) {
 	}
 }
 
-// A node that reports without end must not take the controller's processor.
 func TestANodesReportsAreTakenInSoManyPerSecond(t *testing.T) {
 	h := newHarness(t)
 	s := h.node(t, "n")

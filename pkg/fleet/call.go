@@ -13,28 +13,27 @@ import (
 	"github.com/carve-csi/carve/pkg/uplink"
 )
 
-// CreateVolume makes a volume on a node. Errors are NotConnectedError, NoPlaceError or
-// lvmd's gRPC statuses; MayHaveHappened says which of them leave the outcome unknown.
+// CreateVolume creates a volume on a node. Errors are NotConnectedError, NoPlaceError or lvmd's
+// gRPC statuses; MayHaveHappened reports whether one leaves the outcome unknown.
 func (f *Fleet) CreateVolume(ctx context.Context, node string, r *lvmdv1.CreateVolumeRequest) (*lvmdv1.Volume, error) {
 	res, err := call(ctx, f, node, r, lvmdv1.LVMDClient.CreateVolume)
 	return res.GetVolume(), err
 }
 
-// DeleteVolumeByID removes a volume from a node. An unknown one is no error.
+// DeleteVolumeByID removes a volume from a node. It succeeds for an unknown id.
 func (f *Fleet) DeleteVolumeByID(ctx context.Context, node, id string) error {
 	_, err := call(ctx, f, node, &lvmdv1.DeleteVolumeRequest{Id: id}, lvmdv1.LVMDClient.DeleteVolume)
 	return err
 }
 
-// DeleteProvisionalVolume removes a volume from a node, if it is still provisional: else the error's
-// Reason is VOLUME_KEPT. An unknown one is no error.
+// DeleteProvisionalVolume removes a volume from a node if it is still provisional; otherwise it
+// fails with the Reason VOLUME_KEPT. It succeeds for an unknown id.
 func (f *Fleet) DeleteProvisionalVolume(ctx context.Context, node, id string) error {
 	_, err := call(ctx, f, node, &lvmdv1.DeleteVolumeRequest{Id: id, OnlyProvisional: true}, lvmdv1.LVMDClient.DeleteVolume)
 	return err
 }
 
-// DeleteVolumeByName removes the volume of that name from a node. An unknown
-// one is no error.
+// DeleteVolumeByName removes a volume from a node by name. It succeeds for an unknown name.
 func (f *Fleet) DeleteVolumeByName(ctx context.Context, node, name string) error {
 	_, err := call(ctx, f, node, &lvmdv1.DeleteVolumeRequest{Name: name}, lvmdv1.LVMDClient.DeleteVolume)
 	return err
@@ -58,14 +57,13 @@ func (f *Fleet) ModifyVolume(ctx context.Context, node string, r *lvmdv1.ModifyV
 	return res.GetVolume(), err
 }
 
-// CreateSnapshot keeps what a volume of a node holds now.
+// CreateSnapshot snapshots a volume on a node.
 func (f *Fleet) CreateSnapshot(ctx context.Context, node string, r *lvmdv1.CreateSnapshotRequest) (*lvmdv1.Snapshot, error) {
 	res, err := call(ctx, f, node, r, lvmdv1.LVMDClient.CreateSnapshot)
 	return res.GetSnapshot(), err
 }
 
-// DeleteSnapshot removes a snapshot from a node, by id or name. An unknown one
-// is no error.
+// DeleteSnapshot removes a snapshot from a node, by id or name. It succeeds for an unknown one.
 func (f *Fleet) DeleteSnapshot(ctx context.Context, node string, r *lvmdv1.DeleteSnapshotRequest) error {
 	_, err := call(ctx, f, node, r, lvmdv1.LVMDClient.DeleteSnapshot)
 	return err
@@ -77,15 +75,15 @@ func (f *Fleet) GetSnapshot(ctx context.Context, node string, r *lvmdv1.GetSnaps
 	return res.GetSnapshot(), err
 }
 
-// KeepVolume has a node note that a PersistentVolume names one of its volumes.
+// KeepVolume makes a node record that a PersistentVolume refers to one of its volumes.
 func (f *Fleet) KeepVolume(ctx context.Context, node, id string) error {
 	_, err := call(ctx, f, node, &lvmdv1.KeepVolumeRequest{Id: id}, lvmdv1.LVMDClient.KeepVolume)
 	return err
 }
 
-// Announce makes a call on a node that changes nothing, for the node to learn of the
-// leadership that the context carries: from then on it refuses the changes of an earlier
-// leader. The answer is not decoded, and one of more than maxAnswerBytes not read.
+// Announce makes a read-only call on a node to convey the leadership that ctx carries: the node
+// then rejects changes of an earlier leader. It does not decode the answer, and does not read one
+// of more than maxAnswerBytes.
 func (f *Fleet) Announce(ctx context.Context, node string) error {
 	_, err := call(ctx, f, node, &lvmdv1.ListClassesRequest{}, lvmdv1.LVMDClient.ListClasses, grpc.ForceCodecV2(unread{protoCodec}))
 	if tooLarge(err) {
@@ -94,13 +92,12 @@ func (f *Fleet) Announce(ctx context.Context, node string) error {
 	return err
 }
 
-// observed is a session that reports the calls on it.
 type observed struct {
 	*uplink.Session
 	onCall func(method string, err error, took time.Duration) // or nil
 }
 
-// Invoke makes a call. One that found the session retired was not made, and is not reported.
+// Invoke does not report a call that found the session retired: it was never made.
 func (o observed) Invoke(ctx context.Context, method string, args, reply any, options ...grpc.CallOption) error {
 	begin := time.Now()
 	err := boundError(o.Session.Invoke(ctx, method, args, reply, options...))
@@ -110,7 +107,7 @@ func (o observed) Invoke(ctx context.Context, method string, args, reply any, op
 	return err
 }
 
-// kindOf returns the kind of a call: those of each method, and copies, which take minutes.
+// kindOf returns the request's type, or "copy": copies take minutes, other creations do not.
 func kindOf(request any) string {
 	if r, ok := request.(*lvmdv1.CreateVolumeRequest); ok && r.GetSource() != nil {
 		return "copy"
@@ -118,7 +115,7 @@ func kindOf(request any) string {
 	return fmt.Sprintf("%T", request)
 }
 
-// takePlace waits until fewer than callsOfAKind calls like r are under way to a node. The caller
+// takePlace waits until fewer than callsOfAKind calls like r are in flight to a node. The caller
 // calls release once.
 func (f *Fleet) takePlace(ctx context.Context, node string, r any) (release func(), err error) {
 	f.mu.Lock()
@@ -139,10 +136,9 @@ func (f *Fleet) takePlace(ctx context.Context, node string, r any) (release func
 	return func() { places.Release(1) }, nil
 }
 
-// call makes one call on the node's current session, once there is a place for it. A session that was
-// retired between choosing and using it costs another look, never the call. An answer
-// of more than maxAnswerBytes is refused with gRPC's ResourceExhausted, one of more than
-// maxAnswerFields with its Internal.
+// call makes one call on the node's current session, once it has a place. It retries when the
+// session was retired between lookup and use. gRPC rejects an answer of more than maxAnswerBytes
+// with ResourceExhausted, and one of more than maxAnswerFields with Internal.
 func call[Req, Res any](ctx context.Context, f *Fleet, node string, r *Req,
 	method func(lvmdv1.LVMDClient, context.Context, *Req, ...grpc.CallOption) (*Res, error), options ...grpc.CallOption) (*Res, error) {
 	options = append([]grpc.CallOption{grpc.MaxCallRecvMsgSize(maxAnswerBytes),

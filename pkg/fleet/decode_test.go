@@ -12,7 +12,7 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// slowCodec counts what it decodes at once.
+// slowCodec counts concurrent decoding.
 type slowCodec struct {
 	encoding.CodecV2
 	mu        sync.Mutex
@@ -34,7 +34,6 @@ func (c *slowCodec) count(n int) {
 	c.most = max(c.most, c.now)
 }
 
-// However many nodes answer at once, the memory of what is decoded is that of a few answers.
 func TestFewMessagesAreDecodedAtATime(t *testing.T) {
 	const nodes = 1000
 	for name, test := range map[string]struct {

@@ -11,8 +11,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 )
 
-// NotConnectedError says that a node has no uplink at the moment. The call was
-// not sent.
+// NotConnectedError means that a node has no uplink. The call was not sent.
 type NotConnectedError struct {
 	Node string
 }
@@ -21,15 +20,14 @@ func (e *NotConnectedError) Error() string {
 	return fmt.Sprintf("node %s is not connected to the carve controller", e.Node)
 }
 
-// IsNotConnected reports whether the error is that of a call that was never sent, for want of
-// a connection.
+// IsNotConnected reports whether err is a NotConnectedError.
 func IsNotConnected(err error) bool {
 	var e *NotConnectedError
 	return errors.As(err, &e)
 }
 
-// NoPlaceError says that as many calls of a kind were under way to a node as may be, until the time of
-// another one was over. The call was not sent.
+// NoPlaceError means that the node stayed at its limit of calls of that kind until the caller's
+// context ended. The call was not sent.
 type NoPlaceError struct {
 	// Cause is the error of the call's context.
 	Cause error
@@ -42,20 +40,19 @@ func (e *NoPlaceError) Error() string {
 // Unwrap returns the error of the call's context.
 func (e *NoPlaceError) Unwrap() error { return e.Cause }
 
-// GRPCStatus gives the error the code of the context's: the caller has no more time.
+// GRPCStatus returns the code of the context's error.
 func (e *NoPlaceError) GRPCStatus() *status.Status {
 	return status.New(status.FromContextError(e.Cause).Code(), e.Error())
 }
 
-// NotSent reports whether the error is that of a call that never left for the node, which did nothing
-// because of it.
+// NotSent reports whether err means that the call never left for the node.
 func NotSent(err error) bool {
 	var noPlace *NoPlaceError
 	return IsNotConnected(err) || errors.As(err, &noPlace)
 }
 
-// Reason returns lvmd's own reason for an error (names.Reason…), or "" for
-// errors that do not come from lvmd but from the way to it.
+// Reason returns lvmd's own reason for an error (names.Reason…), or "" for errors that arose on the
+// way to lvmd.
 func Reason(err error) string {
 	s, ok := status.FromError(err)
 	if !ok {
@@ -69,16 +66,15 @@ func Reason(err error) string {
 	return ""
 }
 
-// tooLarge reports whether a node sent more than is read of one message: the error is gRPC's own,
-// not lvmd's.
+// tooLarge reports whether gRPC rejected a message for its size. lvmd's own ResourceExhausted has a
+// reason.
 func tooLarge(err error) bool {
 	return status.Code(err) == codes.ResourceExhausted && Reason(err) == ""
 }
 
-// MayHaveHappened reports whether a call that returned err may have had effect
-// on the node, or may still have: its answer was lost or could not be read, it ran
-// out of time, or another operation on the same volume runs. Errors that lvmd
-// returned after the operation ended are final.
+// MayHaveHappened reports whether a call that returned err may have had effect on the node, or
+// still may: its answer was lost or unreadable, it timed out, or another operation on the same
+// volume runs. Errors that lvmd returned after the operation ended are final.
 func MayHaveHappened(err error) bool {
 	if err == nil {
 		return true
@@ -92,8 +88,8 @@ func MayHaveHappened(err error) bool {
 	}
 	switch s.Code() {
 	case codes.Unavailable, codes.Internal, codes.ResourceExhausted, codes.DataLoss:
-		// lvmd's have a reason and are final. gRPC's own are of a broken connection, or of
-		// an answer that is too large or no message: the node may have acted.
+		// lvmd's errors have a reason and are final. gRPC's own mean a broken connection or an
+		// answer that is too large or malformed: the node may have acted.
 		return Reason(err) == ""
 	case codes.Canceled, codes.DeadlineExceeded, codes.Aborted, codes.Unknown:
 		return true
@@ -102,8 +98,7 @@ func MayHaveHappened(err error) bool {
 	}
 }
 
-// Message returns the text of an error as a user should see it: lvmd's own
-// words without gRPC's wrapping.
+// Message returns the text of an error for users: lvmd's words without gRPC's wrapping.
 func Message(err error) string {
 	if s, ok := status.FromError(err); ok && s.Code() != codes.OK {
 		return s.Message()

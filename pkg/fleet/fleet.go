@@ -19,33 +19,31 @@ import (
 )
 
 const (
-	// drainReplaced is how long calls on a session that was replaced may go on:
-	// longer than any call's deadline.
+	// drainReplaced is how long calls on a replaced session may continue: longer than any call's
+	// deadline.
 	drainReplaced = 6 * time.Minute
-	// Pauses between attempts to watch a node whose stream broke while its
-	// session stands.
+	// The pause before a broken watch restarts on a live session.
 	watchRetryMin = 100 * time.Millisecond
 	watchRetryMax = 10 * time.Second
 )
 
 // Options configure a Fleet.
 type Options struct {
-	// OnChange is called with every new view of a node: a report, a connection,
-	// the loss of one. Calls for one node are in order and not concurrent;
-	// those for different nodes are concurrent. It must be quick.
+	// OnChange is called with every new view of a node: after a report, accepted or refused, and
+	// after the loss of the connection. Calls for one node are in order and not concurrent; calls
+	// for different nodes are concurrent. It must be quick.
 	OnChange func(*View)
-	// OnForget is called with every node that is forgotten, in order with the
-	// OnChange calls for that node: a report of a node that reconnects meanwhile
-	// comes after it. It must be quick; nil calls nothing.
+	// OnForget is called with every forgotten node, in order with its OnChange calls: the report of
+	// a node that reconnects in the meantime comes after. It must be quick; nil is allowed.
 	OnForget func(node string)
-	// OnCall is called with every call to a node that ended: the full name of the RPC, what
-	// it ended with, and how long it took. It must be quick; nil calls nothing.
+	// OnCall is called after every call to a node with the full name of the RPC, its error and its
+	// duration. It must be quick; nil is allowed.
 	OnCall func(method string, err error, took time.Duration)
-	// Log is where the fleet reports; nil means slog.Default().
+	// Log defaults to slog.Default().
 	Log *slog.Logger
 }
 
-// Fleet holds the nodes. All methods may be called concurrently.
+// Fleet holds the nodes. Its methods may be called concurrently.
 type Fleet struct {
 	onChange func(*View)
 	onForget func(string)
@@ -55,33 +53,33 @@ type Fleet struct {
 	ctx    context.Context // ends all watches
 	cancel context.CancelFunc
 	work   sync.WaitGroup
-	// answers and reports are places for what is decoded.
+	// answers and reports limit concurrent decoding.
 	answers, reports places
 
 	mu    sync.Mutex
 	nodes map[string]*node
-	// byName and byID are the nodes whose view has a volume of a name or an id.
+	// byName and byID index the nodes that report a volume.
 	byName, byID reporters
 	closed       bool
 }
 
-// node is one member of the fleet.
 type node struct {
 	name string
 
-	// order serialises changes of view, and the OnChange and OnForget calls for
-	// them. It is taken before Fleet.mu.
+	// order serialises changes of view and their OnChange and OnForget calls. Lock order: before
+	// Fleet.mu.
 	order sync.Mutex
 
 	// Guarded by Fleet.mu:
 	session *uplink.Session // current, or nil
-	before  *uplink.Session // that it replaced, or nil
+	before  *uplink.Session // the one it replaced, or nil
 	view    *View
-	// calls are the places of each kind of calls, see kindOf. Sessions that were replaced share them.
+	// calls holds the places for each kind of call. A replaced session shares them with its
+	// successor.
 	calls map[string]*semaphore.Weighted
 }
 
-// New makes an empty fleet. Close ends it.
+// New returns an empty fleet. The caller must Close it.
 func New(o Options) *Fleet {
 	if o.Log == nil {
 		o.Log = slog.Default()
@@ -94,7 +92,7 @@ func New(o Options) *Fleet {
 	}
 }
 
-// Close ends all sessions and watches and waits for them.
+// Close ends all sessions and watches, and waits for them.
 func (f *Fleet) Close() {
 	f.mu.Lock()
 	f.closed = true
@@ -112,11 +110,12 @@ func (f *Fleet) Close() {
 	f.work.Wait()
 }
 
-// Add takes over an accepted session. It is uplink.ServerConfig.OnSession.
+// Add takes over an accepted session. It serves as uplink.ServerConfig.OnSession.
 func (f *Fleet) Add(s *uplink.Session) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	// To close a session takes seconds where its peer takes nothing in: that is not done under the lock.
+	// Retire does not block: closing takes seconds when the peer reads nothing, too long for the
+	// lock.
 	if f.closed {
 		s.Retire(0)
 		return
@@ -129,7 +128,7 @@ func (f *Fleet) Add(s *uplink.Session) {
 	if n.session != nil {
 		n.session.Retire(drainReplaced)
 		if n.before != nil {
-			n.before.Retire(0) // a node that connects again and again has two at a time
+			n.before.Retire(0) // a node that reconnects again and again keeps only two sessions
 		}
 		n.before = n.session
 	}
@@ -137,7 +136,6 @@ func (f *Fleet) Add(s *uplink.Session) {
 	f.work.Go(func() { f.attend(n, s) })
 }
 
-// attend watches one session for as long as it is the current one of its node.
 func (f *Fleet) attend(n *node, s *uplink.Session) {
 	ctx, cancel := context.WithCancel(f.ctx)
 	defer cancel()
@@ -172,8 +170,7 @@ func (f *Fleet) attend(n *node, s *uplink.Session) {
 	f.disconnect(n, s)
 }
 
-// disconnect ends a session as the current one of its node, if it is: a
-// session that replaced it speaks for the node.
+// disconnect marks the node as disconnected, unless another session has replaced s.
 func (f *Fleet) disconnect(n *node, s *uplink.Session) {
 	n.order.Lock()
 	defer n.order.Unlock()
@@ -186,7 +183,6 @@ func (f *Fleet) disconnect(n *node, s *uplink.Session) {
 	f.replace(n, s, &next, nil)
 }
 
-// refuse notes on a node's view that its report is not taken in.
 func (f *Fleet) refuse(n *node, s *uplink.Session, why *ReportRefusedError) error {
 	n.order.Lock()
 	defer n.order.Unlock()
@@ -200,8 +196,8 @@ func (f *Fleet) refuse(n *node, s *uplink.Session, why *ReportRefusedError) erro
 	return why
 }
 
-// take applies a report to the view of its node. It fails when the report does not follow the one
-// before, and when the view would be larger than one may be. Of a session that was replaced, nothing is applied.
+// take applies a report to the view of its node. It fails if the report does not follow the
+// previous one, or would make the view too large. It ignores reports of a replaced session.
 func (f *Fleet) take(n *node, s *uplink.Session, r *lvmdv1.WatchResponse) error {
 	n.order.Lock()
 	defer n.order.Unlock()
@@ -221,19 +217,19 @@ func (f *Fleet) take(n *node, s *uplink.Session, r *lvmdv1.WatchResponse) error 
 	return nil
 }
 
-// watch follows one stream until it breaks, and reports whether it brought anything.
+// watch reads one stream until it breaks. reported is true if it accepted any report.
 func (f *Fleet) watch(ctx context.Context, n *node, s *uplink.Session) (reported bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// The full state, always: a session that is lost loses no more than one such
-	// message, and a view that is whole each time cannot have missed anything.
+	// Always ask for the full state: a view that starts whole cannot have missed anything, and a
+	// lost session costs no more than one such message.
 	reader := &boundedReader{CodecV2: protoCodec, decoding: f.reports, node: n.name}
 	stream, err := lvmdv1.NewLVMDClient(s).Watch(ctx, &lvmdv1.WatchRequest{},
 		grpc.ForceCodecV2(reader), grpc.MaxCallRecvMsgSize(maxReportBytes))
 	if err != nil {
 		return false, err
 	}
-	// A node that reports faster is read more slowly; lvmd then sums up what changed.
+	// Read a node that reports faster more slowly; lvmd then merges its changes.
 	limit := rate.NewLimiter(reportsPerSecond, reportsAtOnce)
 	leftOut := rate.Sometimes{Interval: time.Minute}
 	for first := true; ; first = false {
@@ -273,7 +269,7 @@ func (f *Fleet) watch(ctx context.Context, n *node, s *uplink.Session) (reported
 	}
 }
 
-// viewBy returns the node's view while s is its current session, else nil. The caller holds n.order.
+// viewBy returns the node's view, or nil if s is not its current session. The caller holds n.order.
 func (f *Fleet) viewBy(n *node, s *uplink.Session) *View {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -283,11 +279,11 @@ func (f *Fleet) viewBy(n *node, s *uplink.Session) *View {
 	return n.view
 }
 
-// replace replaces the node's view, and in the same instant its session, and calls OnChange, as
-// long as s is the node's current session. The caller holds n.order since it read the view that
-// next was made of. It makes next without the fleet's lock: a large view must not hold up other nodes.
+// replace sets the node's view and session at once, and calls OnChange, unless s is no longer the
+// current session. The caller must have held n.order since it read the view that next derives from.
 func (f *Fleet) replace(n *node, s *uplink.Session, next *View, session *uplink.Session) {
-	// Only a holder of n.order writes it.
+	// Only a holder of n.order writes n.view, so read it without Fleet.mu: comparing a large view
+	// must not delay other nodes.
 	names, ids := keysChanged(n.view.ByName, next.ByName), keysChanged(n.view.Volumes, next.Volumes)
 	f.mu.Lock()
 	if n.session != s {
@@ -309,8 +305,7 @@ func (f *Fleet) isCurrent(n *node, s *uplink.Session) bool {
 	return n.session == s
 }
 
-// View returns what a node last reported, or false for a node that never
-// connected to this process.
+// View returns the last report of a node, or false if it never connected to this process.
 func (f *Fleet) View(node string) (*View, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -332,15 +327,15 @@ func (f *Fleet) Views() []*View {
 	return out
 }
 
-// Holders returns the nodes that last reported a volume of that name, sorted.
+// Holders returns the nodes whose last report has a volume of that name, sorted.
 func (f *Fleet) Holders(volumeName string) []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Clone(f.byName[volumeName])
 }
 
-// ReportsOf returns what nodes last reported of the volume of that id, by node. An id is one
-// volume's, on one node: where there are several, a node reports what another one has.
+// ReportsOf returns the last reports of a volume, by node. An id belongs to one volume on one node:
+// with several reports, some node reports a volume of another.
 func (f *Fleet) ReportsOf(id string) map[string]*lvmdv1.Volume {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -351,7 +346,7 @@ func (f *Fleet) ReportsOf(id string) map[string]*lvmdv1.Volume {
 	return out
 }
 
-// Connected is how many nodes have an uplink.
+// Connected returns the number of nodes that have an uplink.
 func (f *Fleet) Connected() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -364,7 +359,7 @@ func (f *Fleet) Connected() int {
 	return count
 }
 
-// Refused is how many nodes report more than is taken in.
+// Refused returns the number of nodes whose reports are refused.
 func (f *Fleet) Refused() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -377,8 +372,8 @@ func (f *Fleet) Refused() int {
 	return count
 }
 
-// Forget drops what a node reported, unless the node is connected. It is for
-// nodes that left the cluster; one that comes back is a new member.
+// Forget drops the report of a node that left the cluster, unless it is connected. A node that
+// comes back is a new member.
 func (f *Fleet) Forget(name string) {
 	f.mu.Lock()
 	n := f.nodes[name]
@@ -396,14 +391,12 @@ func (f *Fleet) Forget(name string) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	// A node that connected meanwhile stays: its first report waits for n.order.
+	// Keep a node that has connected since: its first report waits for n.order.
 	if n.session == nil {
 		delete(f.nodes, name)
 	}
 }
 
-// forgetView empties the view of a member that is not connected, and reports
-// whether it did.
 func (f *Fleet) forgetView(n *node) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -416,7 +409,6 @@ func (f *Fleet) forgetView(n *node) bool {
 	return true
 }
 
-// current returns the node's session.
 func (f *Fleet) current(name string) (*uplink.Session, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -26,13 +26,12 @@ import (
 
 const gib = 1 << 30
 
-// harness is a fleet with a network of fake nodes.
 type harness struct {
 	*fleet.Fleet
 	net *uplinktest.Network
 
 	mu    sync.Mutex
-	views map[string][]*fleet.View // every one that OnChange was given
+	views map[string][]*fleet.View // every view passed to OnChange
 }
 
 func newHarness(t *testing.T) *harness {
@@ -282,7 +281,7 @@ func TestAReportOfANodeThatReconnectsComesAfterItWasForgotten(t *testing.T) {
 	}
 }
 
-// slowToClose is a listener of connections that are not closed before hold is.
+// slowToClose is a listener whose connections block in Close until hold is closed.
 type slowToClose struct {
 	net.Listener
 	hold chan struct{}
@@ -316,7 +315,7 @@ func TestASessionThatIsSlowToCloseHoldsUpNoOtherNode(t *testing.T) {
 	}))(t)
 	release := sync.OnceFunc(func() { close(lis.hold) })
 	t.Cleanup(func() { release(); f.Close(); network.Close() })
-	for n := range int64(3) { // The first is closed when there is a third.
+	for n := range int64(3) { // the third closes the first
 		network.Attach(lvmdfake.New("n", lvmdfake.Class{Name: "local", Default: true, Bytes: gib}))
 		waittest.Until(t, "the fleet takes over the session", func() bool { return added.Load() == n+1 })
 	}

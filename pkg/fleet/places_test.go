@@ -67,7 +67,7 @@ func TestSoManyCallsOfAKindAreUnderWayToANodeAndOtherKindsGoOn(t *testing.T) {
 	}
 }
 
-// Each uplink keeps what its node sent, and calls on one that was replaced may go on for minutes.
+// Each uplink buffers data of its node, and calls on a replaced one may last minutes.
 func TestOfANodeThatConnectsAgainAndAgainTwoUplinksAreKept(t *testing.T) {
 	h := newHarness(t)
 	s := h.node(t, "n")
@@ -87,8 +87,8 @@ func TestOfANodeThatConnectsAgainAndAgainTwoUplinksAreKept(t *testing.T) {
 		h.net.Attach(s)
 	}
 	waittest.Until(t, "the call on the first uplink ends", func() bool { return len(answer) == 1 })
-	// gRPC answers Canceled where its connection is closed while it is about to send the call again. The
-	// controller takes both for a call that may have happened.
+	// gRPC answers Canceled if its connection closes just before it resends the call. The
+	// controller treats both as unknown outcomes.
 	if err := <-answer; status.Code(err) != codes.Unavailable && status.Code(err) != codes.Canceled || !fleet.MayHaveHappened(err) {
 		t.Errorf("the call ends with %v, want Unavailable or Canceled, which may have happened", err)
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/carve-csi/carve/pkg/uplink"
 )
 
-// reporting is a fleet whose nodes' sessions never carry anything: the test reports for them.
+// reporting is a fleet whose sessions carry nothing: the test reports for the nodes.
 type reporting struct {
 	*rapid.T
 	fleet      *Fleet
@@ -30,7 +30,6 @@ var (
 	}), 0, 4)
 )
 
-// connect has a node be connected by a new session.
 func (r *reporting) connect() (*node, *uplink.Session) {
 	name := reportingNodes.Draw(r.T, "node")
 	n := r.fleet.nodes[name]
@@ -52,7 +51,7 @@ func (r *reporting) report(n *node, s *uplink.Session, message *lvmdv1.WatchResp
 	}
 }
 
-// holders are the nodes of which any view has a volume of that key, by a walk over all views.
+// holders scans all views, without the index.
 func (r *reporting) holders(key string, volumes func(*View) map[string]*lvmdv1.Volume) (nodes []string) {
 	for _, view := range r.fleet.Views() {
 		if volumes(view)[key] != nil {

@@ -15,14 +15,14 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// heldOfASession is maxHeld of package uplink.
+// heldOfASession equals maxHeld of package uplink.
 const heldOfASession = 24 << 20
 
-// byteServer answers with messages of which it sends each byte in a frame of its own.
+// byteServer sends each byte of its answers in a frame of its own.
 type byteServer struct{ http.Server }
 
-// newByteServer makes one that answers the methods that answers returns true for, and calls onSend
-// now and then.
+// newByteServer answers the methods for which answers returns true, and calls onSend from time to
+// time.
 func newByteServer(length uint32, answers func(method string) bool, onSend func()) *byteServer {
 	s := &byteServer{}
 	s.Protocols = &http.Protocols{}
@@ -49,10 +49,9 @@ func newByteServer(length uint32, answers func(method string) bool, onSend func(
 	return s
 }
 
-// Stop implements uplinktest.Server.
 func (s *byteServer) Stop() { _ = s.Close() }
 
-// gRPC keeps each frame apart until its message is whole.
+// gRPC keeps each frame separate until its message is whole.
 func TestANodeThatSendsSingleBytesTakesAStatedAmountOfMemoryAndLosesItsUplink(t *testing.T) {
 	for name, test := range map[string]struct {
 		length uint32

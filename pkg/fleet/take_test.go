@@ -10,7 +10,6 @@ import (
 	"github.com/carve-csi/carve/pkg/uplink"
 )
 
-// oneNode is a fleet of one connected node, which counts the changes of its view.
 func oneNode() (f *Fleet, n *node, s *uplink.Session, changes *int) {
 	changes = new(int)
 	f = New(Options{OnChange: func(*View) { *changes++ }})
@@ -23,7 +22,7 @@ func oneNode() (f *Fleet, n *node, s *uplink.Session, changes *int) {
 func TestAReportIsAppliedWhereItFollowsTheOneBefore(t *testing.T) {
 	for name, test := range map[string]struct {
 		report *lvmdv1.WatchResponse
-		// replaced is whether the node has another session by then.
+		// replaced means that another session is current by now.
 		replaced bool
 		fails    codes.Code
 		want     uint64
@@ -50,8 +49,8 @@ func TestAReportIsAppliedWhereItFollowsTheOneBefore(t *testing.T) {
 	}
 }
 
-// TestASessionThatIsReplacedMeanwhileChangesNothing has a node connect again while the view is made that
-// its session before reported: fleet.Add does not wait for that.
+// The node reconnects while the fleet builds a view from the old session's report: fleet.Add does
+// not wait for that.
 func TestASessionThatIsReplacedMeanwhileChangesNothing(t *testing.T) {
 	f, n, s, changes := oneNode()
 	n.order.Lock()

@@ -16,25 +16,25 @@ import (
 	"github.com/carve-csi/carve/api/names"
 )
 
-// maxText bounds, in bytes, each text of a node that is shown to people: the message of an
-// error and that of a condition. What is longer is cut.
+// maxText limits, in bytes, each text that users read: the messages of errors and conditions.
+// Longer ones are cut.
 const maxText = 1 << 10
 
-// textBound is what a text of a node may be. All of them go into Events, logs, objects of the API
-// server or what nodes are asked for.
+// textBound describes the allowed values of a text of a node. Texts go into Events, logs, API
+// objects and requests to nodes.
 type textBound struct {
-	// most is how many bytes it may have.
+	// most limits the length in bytes.
 	most int
-	// besides are the characters that it may have besides letters and digits.
+	// besides are the allowed characters other than letters and digits.
 	besides string
-	// prose is for people to read. It may have any character but those that control a terminal, and
-	// is cut. What is not prose is a name: cut, it would be that of something else.
+	// prose is for people to read. Any characters are allowed except those that control a terminal,
+	// and a long text is cut. Other texts are names: a cut one would name something else.
 	prose bool
-	// key is by what a message says what it is about: without it the message is refused. Of another
-	// name that is none, the value is left out: an administrator who changed a tag of one volume
-	// must not lose the node.
+	// key identifies the subject of a message: the fleet rejects a message with an invalid one. It
+	// drops an invalid value of any other name, so that an administrator who changes a tag of one
+	// volume does not lose the node.
 	key bool
-	// instead takes the place of a value that is left out.
+	// instead replaces a dropped value.
 	instead string
 }
 
@@ -42,15 +42,15 @@ var (
 	prose     = textBound{most: maxText, prose: true}
 	key       = textBound{most: 128, besides: "+_.-", key: true}
 	name      = textBound{most: 128, besides: "+_.-"}
-	inCluster = textBound{most: 253, besides: "._-"} // what Kubernetes calls something
+	inCluster = textBound{most: 253, besides: "._-"} // a name in Kubernetes
 	kind      = textBound{most: 64, instead: "Unknown"}
-	// joined are the names or UUIDs of all groups of a class.
+	// joined holds the names or UUIDs of all groups of a class.
 	joined = textBound{most: 16 << 10, besides: "+_.-,"}
 	path   = textBound{most: 512, besides: "/+_.-"}
 )
 
-// textBounds are those of all texts that nodes answer with or report. One that is not here may have
-// none.
+// textBounds covers all texts that nodes answer with or report. A field without an entry must be
+// empty.
 var textBounds = map[protoreflect.FullName]textBound{
 	"carve.lvmd.v1.Condition.type":    kind,
 	"carve.lvmd.v1.Condition.message": prose,
@@ -106,14 +106,13 @@ var textBounds = map[protoreflect.FullName]textBound{
 	"carve.lvmd.v1.WatchResponse.removed_classes":    key,
 }
 
-// texts bounds those of one message.
 type texts struct {
-	// refused says which key is none, leftOut which other name, the first of each.
+	// refused is about the first invalid key, leftOut about the first other invalid name.
 	refused, leftOut error
 }
 
-// boundTexts cuts the prose of a message of a node, with the messages in it, and leaves out names that
-// are none. The message is not shared yet.
+// boundTexts cuts prose and drops invalid names in m and its nested messages, in place. m must not
+// be shared yet.
 func boundTexts(m proto.Message) texts {
 	var t texts
 	t.message(m.ProtoReflect())
@@ -140,7 +139,6 @@ func (t *texts) message(m protoreflect.Message) {
 	})
 }
 
-// entries leaves out the entries of a map whose key or value is changed.
 func (t *texts) entries(field protoreflect.FieldDescriptor, m protoreflect.Map) {
 	m.Range(func(key protoreflect.MapKey, v protoreflect.Value) bool {
 		_, other := t.value(field.MapKey(), key.Value())
@@ -151,7 +149,6 @@ func (t *texts) entries(field protoreflect.FieldDescriptor, m protoreflect.Map) 
 	})
 }
 
-// value returns what a value becomes, and whether that is another one.
 func (t *texts) value(field protoreflect.FieldDescriptor, v protoreflect.Value) (protoreflect.Value, bool) {
 	switch field.Kind() {
 	case protoreflect.MessageKind:
@@ -179,15 +176,14 @@ func (t *texts) value(field protoreflect.FieldDescriptor, v protoreflect.Value) 
 	return protoreflect.ValueOfString(bound.instead), true
 }
 
-// allows reports whether a text is a name.
 func (b textBound) allows(text string) bool {
 	return len(text) <= b.most && !strings.ContainsFunc(text, func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune(b.besides, r)
 	})
 }
 
-// cut returns the first maxText bytes of a text, without a part of a character at the end, and without
-// characters that control a terminal.
+// cut truncates a text to maxText bytes, at the end of a character, and replaces characters that
+// control a terminal.
 func cut(text string) string {
 	text = strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) && r != '\n' && r != '\t' {
@@ -201,11 +197,10 @@ func cut(text string) string {
 	return strings.ToValidUTF8(text[:maxText], "") + " …"
 }
 
-// reasons are what lvmd gives for errors.
 var reasons = regexp.MustCompile(`^[A-Z][A-Z_]{0,63}$`)
 
-// boundError returns the error that a node answered with: its code one that gRPC has, as metrics count by
-// it, its message cut, and of its details nothing but lvmd's reason.
+// boundError sanitizes the error of a node: codes unknown to gRPC become Unknown, as metrics count
+// by code; the message is cut; of the details, only lvmd's reason remains.
 func boundError(err error) error {
 	s, ok := status.FromError(err)
 	if !ok || s.Code() == codes.OK {

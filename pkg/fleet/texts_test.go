@@ -17,15 +17,14 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// textField is a field of texts, in an answer of a node: the fields on the way to it, and its own. Of a map,
-// that is the field of the key or of the value.
+// textField is a text field in an answer of a node, with the fields that lead to it. For a map,
+// text is its key or value field.
 type textField struct {
 	answer protoreflect.MessageDescriptor
 	way    []protoreflect.FieldDescriptor
 	text   protoreflect.FieldDescriptor
 }
 
-// textFields are all fields of texts in what nodes answer and report.
 func textFields(t *testing.T) (all []textField) {
 	t.Helper()
 	methods := lvmdv1.File_api_lvmd_v1_lvmd_proto.Services().ByName("LVMD").Methods()
@@ -53,7 +52,7 @@ func textFields(t *testing.T) (all []textField) {
 	return all
 }
 
-// with is an answer that has the text, and nothing else.
+// with returns an answer that holds only the text.
 func (p textField) with(t *testing.T, text string) proto.Message {
 	t.Helper()
 	kind := must.Get(protoregistry.GlobalTypes.FindMessageByName(p.answer.FullName()))(t)
@@ -81,7 +80,7 @@ func (p textField) with(t *testing.T, text string) proto.Message {
 	return answer.Interface()
 }
 
-// Every text that a node can send goes somewhere: a new field must say what it may be.
+// A new field needs an entry in textBounds.
 func TestEveryTextOfANodeIsBounded(t *testing.T) {
 	seen := map[protoreflect.FullName]bool{}
 	for _, p := range textFields(t) {

@@ -10,29 +10,29 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 )
 
-// View is what a node reported, at one instant. It is immutable: all maps and
-// messages are shared and must not be changed.
+// View is the state of a node at one instant. It is immutable: its maps and messages are shared and
+// must not be changed.
 type View struct {
 	// Node is the Kubernetes node's name.
 	Node string
-	// Connected says whether the node can be called now.
+	// Connected is true while the node has an uplink and its reports are accepted.
 	Connected bool
-	// Refused says why the node's report is not taken in, or is empty. The view is
-	// what the node reported before, and the node is not offered as connected.
+	// Refused is the reason why the node's reports are refused, or "". The view then holds the last
+	// accepted report, and Connected is false.
 	Refused string
-	// Epoch and Generation name the report; a later one of the same epoch has
-	// a higher generation.
+	// Epoch and Generation identify the report. Within an epoch, a later report has a higher
+	// generation.
 	Epoch      string
 	Generation uint64
-	// Classes are the device classes by name.
+	// Classes holds the device classes by name.
 	Classes map[string]*lvmdv1.DeviceClass
-	// Volumes are the volumes by id, ByName the same ones by name.
+	// Volumes holds the volumes by id, ByName the same ones by name.
 	Volumes, ByName map[string]*lvmdv1.Volume
-	// bytes is how much Classes and Volumes are, encoded.
+	// bytes is the encoded size of Classes and Volumes.
 	bytes int
 }
 
-// Reported says whether the node ever reported its state to this process.
+// Reported reports whether the node ever reported its state to this process.
 func (v *View) Reported() bool { return v.Epoch != "" }
 
 // Class returns the class of that name, or the default class for "".
@@ -54,8 +54,8 @@ func (v *View) ClassNames() []string {
 	return slices.SortedFunc(maps.Keys(v.Classes), strings.Compare)
 }
 
-// apply returns the view after a report, or false when the report does not
-// follow from the view and the stream must be started again.
+// apply returns the view after a report. It returns false if the report does not follow the view,
+// so that the stream must restart.
 func (v *View) apply(r *lvmdv1.WatchResponse) (*View, bool) {
 	next := *v
 	next.Epoch, next.Generation = r.GetEpoch(), r.GetGeneration()
@@ -87,7 +87,7 @@ func (v *View) apply(r *lvmdv1.WatchResponse) (*View, bool) {
 		next.removeVolume(id)
 	}
 	for _, vol := range r.GetVolumes() {
-		next.removeVolume(vol.GetId()) // it may have had another name
+		next.removeVolume(vol.GetId()) // its name may have changed
 		next.bytes += proto.Size(vol)
 		next.Volumes[vol.GetId()] = vol
 		if vol.GetName() != "" {
@@ -97,7 +97,7 @@ func (v *View) apply(r *lvmdv1.WatchResponse) (*View, bool) {
 	return &next, true
 }
 
-// removeVolume removes a volume from a view that is not shared yet.
+// removeVolume must not be called on a shared view.
 func (v *View) removeVolume(id string) {
 	old, there := v.Volumes[id]
 	if !there {

@@ -5,8 +5,8 @@ import (
 	"net/netip"
 )
 
-// addressOf is where a node dials from: an address of the loopback device that is hardly another's, and none of
-// 127.0.0.0/16, in which the controller's replicas are.
+// addressOf returns the loopback address that a node dials from, by hash and so hardly ever another
+// node's. It avoids 127.0.0.0/16, which the controller's replicas use.
 func addressOf(node string) netip.Addr {
 	sum := fnv.New32a()
 	sum.Write([]byte(node))

@@ -13,13 +13,12 @@ import (
 )
 
 const (
-	// pace is how many nodes per second change, or restart, one after the other.
-	pace = 20
-	// mostChanged is how many nodes change, at most.
+	// pace is the number of nodes per second that change or restart, one after the other.
+	pace        = 20
 	mostChanged = 200
 )
 
-// volume is a volume that a node has from the beginning, with its volume group as NAME/UUID.
+// volume is an initial volume of a node. Group has the form NAME/UUID.
 type volume struct {
 	Node  string `json:"node"`
 	Name  string `json:"name"`
@@ -29,11 +28,11 @@ type volume struct {
 	Group string `json:"group"`
 }
 
-// serveControl takes requests until ctx is done:
+// serveControl serves requests until ctx is done:
 //
-//	GET /held      the volumes that nodes have from the beginning
-//	POST /change   takes an extent from nodes, one after the other, and returns when from each
-//	POST /restart  restarts all nodes, one after the other, and returns when all have begun to connect again
+//	GET /held      returns the initial volumes of the nodes
+//	POST /change   takes an extent from up to mostChanged nodes, one after the other, and returns the time of each change
+//	POST /restart  restarts all nodes, one after the other, and returns when all have begun to reconnect
 func serveControl(ctx context.Context, o options, nodes []*node) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /held", answer(func(context.Context) (any, error) { return held(nodes), nil }))
@@ -68,7 +67,6 @@ func serveControl(ctx context.Context, o options, nodes []*node) error {
 	return nil
 }
 
-// answer serves what do returns as JSON.
 func answer(do func(context.Context) (any, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		result, err := do(r.Context())
@@ -80,7 +78,7 @@ func answer(do func(context.Context) (any, error)) http.HandlerFunc {
 	}
 }
 
-// inTurn calls do with each node, so many per second.
+// inTurn calls do with each node, pace nodes per second.
 func inTurn(ctx context.Context, nodes []*node, do func(*node) error) error {
 	tick := time.NewTicker(time.Second / pace)
 	defer tick.Stop()
@@ -97,7 +95,7 @@ func inTurn(ctx context.Context, nodes []*node, do func(*node) error) error {
 	return nil
 }
 
-// held returns the volumes that nodes have from the beginning, save what fills them.
+// held returns the initial volumes, without those that only fill a node.
 func held(nodes []*node) []volume {
 	var all []volume
 	for _, n := range nodes {

@@ -59,7 +59,7 @@ func TestAVolumeGroupChangesForOneVolumeAtATime(t *testing.T) {
 		if took := time.Since(begin); took != 3*time.Second {
 			t.Errorf("three volumes in one group and one in another took %v", took)
 		}
-		for range 2 { // the second finds nothing
+		for range 2 { // the second finds no volume
 			must.Get(n.lvmd.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Name: "a"}))(t)
 		}
 		if took := time.Since(begin); took != 4*time.Second {

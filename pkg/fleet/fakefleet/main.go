@@ -1,6 +1,6 @@
-// fakefleet is many nodes in one process: one fake lvmd per file of a folder,
-// each with its own uplink to a real controller. It is what benchmarks of the
-// controller run against. control.go is how a benchmark has the nodes change.
+// fakefleet runs many nodes in one process for benchmarks of the controller: one fake lvmd per file
+// of a folder, each with its own uplink to a real controller. A benchmark drives the nodes over
+// HTTP, see control.go.
 package main
 
 import (
@@ -26,7 +26,6 @@ func main() {
 	}
 }
 
-// options are the command line.
 type options struct {
 	controllers                         []string
 	serverName, caFile, tokens, control string
@@ -78,5 +77,5 @@ func run(ctx context.Context, o options) error {
 	return group.Wait()
 }
 
-// isFull spreads the full nodes evenly over all.
+// isFull spreads the full nodes evenly.
 func isFull(i, percentage int) bool { return (i+1)*percentage/100 > i*percentage/100 }

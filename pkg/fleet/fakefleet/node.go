@@ -21,23 +21,22 @@ import (
 
 const (
 	defaultClass = "local"
-	// leftExtents are what a full node has left: too little for a Pod's volume, and enough for its
-	// capacity to change.
+	// leftExtents is the free space of a full node: too little for a Pod's volume, but enough for
+	// its capacity to change.
 	leftExtents = 2
 )
 
-// node is a fake lvmd and its uplinks.
 type node struct {
 	o    options
 	lvmd *lvmdfake.Server
 	log  *slog.Logger
-	// groups are the exclusive slots of the volume groups, by device class.
+	// groups has one slot per volume group, by device class: lvmd changes a group for one volume at
+	// a time.
 	groups map[string]*semaphore.Weighted
-	// restarts is received from by a node that is connected. What it gets is done when it runs again.
+	// restarts requests a restart of a connected node, which calls Done when it runs again.
 	restarts chan *sync.WaitGroup
 }
 
-// newNode makes a node with what its disks hold from the beginning.
 func newNode(ctx context.Context, o options, name string, full bool, log *slog.Logger) (*node, error) {
 	n := &node{o: o, log: log.With("node", name), groups: map[string]*semaphore.Weighted{}, restarts: make(chan *sync.WaitGroup)}
 	var classes []lvmdfake.Class
@@ -80,7 +79,6 @@ func newNode(ctx context.Context, o options, name string, full bool, log *slog.L
 	return n, nil
 }
 
-// className names the i-th device class of every node.
 func className(i int) string {
 	if i == 0 {
 		return defaultClass
@@ -88,7 +86,6 @@ func className(i int) string {
 	return fmt.Sprintf("%s-%d", defaultClass, i+1)
 }
 
-// hold makes a volume that the node has from the beginning.
 func (n *node) hold(ctx context.Context, name, class string, bytes int64, owner *lvmdv1.Owner) error {
 	_, err := n.lvmd.CreateVolume(ctx, &lvmdv1.CreateVolumeRequest{
 		Name: name, DeviceClass: class, RequiredBytes: bytes, Owner: owner, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM,
@@ -99,7 +96,7 @@ func (n *node) hold(ctx context.Context, name, class string, bytes int64, owner 
 	return nil
 }
 
-// occupy holds a class' volume group for as long as one change of it takes.
+// occupy holds the class's volume group for createTime.
 func (n *node) occupy(ctx context.Context, class string) error {
 	group := n.groups[class]
 	if group == nil || n.o.createTime == 0 {
@@ -112,7 +109,6 @@ func (n *node) occupy(ctx context.Context, class string) error {
 	return sleep(ctx, n.o.createTime)
 }
 
-// run keeps the node connected until ctx is done.
 func (n *node) run(ctx context.Context) error {
 	for {
 		restarted, err := n.connect(ctx)
@@ -128,8 +124,8 @@ func (n *node) run(ctx context.Context) error {
 	}
 }
 
-// connect is one process run of lvmd: it keeps an uplink to each replica until ctx is done or the
-// node is to restart.
+// connect runs one lvmd process: it keeps an uplink to each replica until ctx is done or the node
+// must restart. restarted is nil in the first case.
 func (n *node) connect(ctx context.Context) (restarted *sync.WaitGroup, err error) {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
