@@ -16,37 +16,34 @@ import (
 	"google.golang.org/grpc/keepalive"
 )
 
-// ClientOptions configure the node's end. All fields but ServerName, From, Version
-// and Log are required.
+// ClientOptions configure the node's end. ServerName, From, Version and Log are optional.
 type ClientOptions struct {
-	// Addresses is the controller's host:port. The host is resolved again and
-	// again, and a link is kept to every address it has.
+	// Addresses is the controller's host:port. The client resolves the host repeatedly and keeps a
+	// link to every address.
 	Addresses string
-	// ServerName is the name that the controller's certificate must carry.
-	// Empty means the host of Addresses.
+	// ServerName is the name that the controller's certificate must carry. It defaults to the host
+	// of Addresses.
 	ServerName string
-	// From is the address to dial from; the zero one leaves that to the kernel. Many nodes on one machine need one
-	// each, because a controller bounds the handshakes of an address.
+	// From is the address to dial from; the kernel chooses if it is zero. Many nodes on one machine
+	// need an address each, because a controller limits the handshakes of an address.
 	From netip.Addr
-	// CAFile holds the PEM certificates that the controller's must chain to;
-	// TokenFile the service-account token. Both are read at every dial, for
-	// both rotate.
+	// CAFile holds the PEM certificates that the controller's must chain to, TokenFile the
+	// service-account token. Both rotate, so every dial reads them.
 	CAFile, TokenFile string
 	// NodeName is the Kubernetes node that the token is bound to.
 	NodeName string
 	// Version is this program's, for the controller's log.
 	Version string
-	// Serve serves gRPC on the listener until that is closed. The server must
-	// have been made with ServerOptions. Called once.
+	// Serve serves gRPC on the listener until that is closed. The server must have been made with
+	// ServerOptions. The client calls it once.
 	Serve func(net.Listener) error
-	// Log is where links report; nil means slog.Default().
+	// Log defaults to slog.Default().
 	Log *slog.Logger
 }
 
-// ServerOptions are what the gRPC server behind ClientOptions.Serve needs to
-// live on uplinks: it must accept the controller's keepalive pings (gRPC's
-// default is to cut off a client that pings more often than every five
-// minutes), and send its own, so that a controller that vanished is noticed.
+// ServerOptions returns the options that the gRPC server behind ClientOptions.Serve needs. It must
+// accept the controller's keepalive pings (by default, gRPC closes the connection of a client that
+// pings more than once in five minutes), and send its own to detect a controller that vanished.
 func ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{
@@ -60,32 +57,30 @@ func ServerOptions() []grpc.ServerOption {
 	}
 }
 
-// client is the node's end: it watches which addresses the controller has and
-// keeps one link per address.
 type client struct {
 	o          ClientOptions
 	host, port string
 	log        *slog.Logger
 	lis        *connListener
 
-	// lost has an element when a link was lost, or a new one could not be made.
+	// lost has an element after a link was lost or could not be made.
 	lost chan struct{}
 
-	// For tests; set before run.
+	// Tests change these before run.
 	lookup                func(ctx context.Context, host string) ([]string, error)
 	pace                  pace
 	backoffMin            time.Duration
 	backoffMax            time.Duration
-	reauthenticateAtLeast time.Duration // between two replacements of one connection
+	reauthenticateAtLeast time.Duration // the least time between two replacements of one connection
 	onWelcome             func()
 
 	mu    sync.Mutex
-	links map[string]*link // by address; those no longer resolved are not in it
+	links map[string]*link // by address; abandoned links are not in it
 }
 
-// RunClient keeps the node connected to every controller replica until ctx is
-// done, then closes all connections and returns nil. It returns early, with an
-// error, only for options that cannot work or when Serve returned.
+// RunClient keeps the node connected to every controller replica until ctx is done, then closes all
+// connections and returns nil. It returns an error early if an option is invalid or if Serve
+// returns.
 func RunClient(ctx context.Context, o ClientOptions) error {
 	c, err := newClient(o)
 	if err != nil {
@@ -137,7 +132,7 @@ func (c *client) run(ctx context.Context) error {
 	served := make(chan error, 1)
 	go func() {
 		served <- c.o.Serve(c.lis)
-		cancel() // nothing accepts any more: there is no point in dialling
+		cancel() // nothing accepts connections any longer
 	}()
 
 	c.resolveLoop(ctx, &links)
@@ -152,8 +147,8 @@ func (c *client) run(ctx context.Context) error {
 	return fmt.Errorf("serve on uplink: %w", err)
 }
 
-// resolveLoop starts and abandons links as the controller's addresses change.
-// A failed lookup changes nothing: what is connected stays so.
+// resolveLoop starts and abandons links as the controller's addresses change. A failed lookup
+// changes nothing.
 func (c *client) resolveLoop(ctx context.Context, links *sync.WaitGroup) {
 	var logged string
 	pause := c.pace.first
@@ -177,7 +172,7 @@ func (c *client) resolveLoop(ctx context.Context, links *sync.WaitGroup) {
 	}
 }
 
-// setAddresses makes the links those to the hosts of an answer, and reports whether they were others.
+// setAddresses matches the links to hosts, and reports whether any changed.
 func (c *client) setAddresses(ctx context.Context, hosts []string, running *sync.WaitGroup) (changed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -201,7 +196,6 @@ func (c *client) setAddresses(ctx context.Context, hosts []string, running *sync
 	return changed
 }
 
-// sleep waits for d or for ctx, whichever is first.
 func sleep(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -211,8 +205,8 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// jitter returns d ± 20 %, so that a fleet that lost its controller at one
-// instant does not come back at one.
+// jitter returns d ± 20 %, so that a fleet that lost its controller at one instant does not return
+// at one instant.
 func jitter(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * (0.8 + 0.4*rand.Float64()))
 }

@@ -5,8 +5,7 @@ import (
 	"sync"
 )
 
-// notifyConn is a connection whose channel closed is closed with it, also when the gRPC server
-// closes it.
+// notifyConn closes the channel closed with the connection, also when the gRPC server closes it.
 type notifyConn struct {
 	net.Conn
 	once   sync.Once
@@ -17,7 +16,6 @@ func newNotifyConn(c net.Conn) *notifyConn {
 	return &notifyConn{Conn: c, closed: make(chan struct{})}
 }
 
-// Close closes the connection; calls after the first do nothing.
 func (c *notifyConn) Close() error {
 	var err error
 	c.once.Do(func() {
@@ -27,8 +25,7 @@ func (c *notifyConn) Close() error {
 	return err
 }
 
-// connListener is a net.Listener whose connections were dialled, not accepted:
-// it hands those that are put into it to a gRPC server.
+// connListener passes dialled connections to a gRPC server, as if it had accepted them.
 type connListener struct {
 	conns  chan net.Conn
 	once   sync.Once
@@ -39,7 +36,7 @@ func newConnListener() *connListener {
 	return &connListener{conns: make(chan net.Conn), closed: make(chan struct{})}
 }
 
-// put hands c to the call of Accept; false when the listener was closed.
+// put blocks until Accept takes c. It returns false if the listener was closed.
 func (l *connListener) put(c net.Conn) bool {
 	select {
 	case l.conns <- c:
@@ -49,7 +46,6 @@ func (l *connListener) put(c net.Conn) bool {
 	}
 }
 
-// Accept waits for the next connection that is put.
 func (l *connListener) Accept() (net.Conn, error) {
 	select {
 	case c := <-l.conns:
@@ -65,7 +61,6 @@ func (l *connListener) Close() error {
 	return nil
 }
 
-// Addr names the listener in logs; there is no address to dial.
 func (l *connListener) Addr() net.Addr { return uplinkAddr{} }
 
 type uplinkAddr struct{}

@@ -1,12 +1,10 @@
-// Package uplink is the authenticated connection between a node's lvmd and the
-// controller: the node dials, proves itself, and is then called over the very
-// connection it made.
+// Package uplink is the authenticated connection between a node's lvmd and the controller. The node
+// dials and proves its identity; the controller then calls it over that connection.
 //
-// It owns the TLS handshake, the Hello/Welcome exchange of
-// api/lvmd/v1/uplink.proto, reconnection, replacement of a connection before
-// its credential runs out, and the turning of an accepted connection into a
-// gRPC transport on both ends. It never decides whether a token is good (the
-// Server asks its Authenticate function) and never calls lvmd by itself.
+// It owns the TLS handshake, the Hello/Welcome exchange of api/lvmd/v1/uplink.proto, reconnection,
+// replacement of a connection before its credential expires, and the gRPC transport over the
+// connection on both ends. It leaves the check of tokens to the Server's Authenticate function, and
+// never calls lvmd by itself.
 //
 // Vocabulary:
 //
@@ -14,46 +12,43 @@
 //	         connection that is current, and a loop that renews it
 //	session  the controller's side of one accepted connection; it implements
 //	         grpc.ClientConnInterface
-//	retire   take no new calls, let those in flight finish, then close
+//	retire   reject new calls, let those in flight finish, then close
 //
-// Invariants: nothing is sent to a peer whose certificate does not chain to
-// the CA file; no call reaches a node whose token was not accepted for that
-// node's name; a session never outlives its credential by more than
-// ExpiryGrace; TLS is 1.3 or there is no connection.
+// Invariants: a node sends nothing to a peer whose certificate does not chain to the CA file; no
+// call reaches a node whose token was not accepted for that node's name; a session never outlives
+// its credential by more than ExpiryGrace; TLS is always 1.3.
 //
-// Callers: cmd/lvmd through RunClient, pkg/controller through Server; pkg/fleet calls over
-// the sessions.
+// Callers: cmd/lvmd through RunClient, pkg/controller through Server; pkg/fleet calls over the
+// sessions.
 package uplink
 
 import "time"
 
 const (
-	// MaxFrameBytes bounds the encoded Hello and Welcome. It is part of the
-	// protocol (uplink.proto).
+	// MaxFrameBytes limits the encoded Hello and Welcome. It is part of the protocol
+	// (uplink.proto).
 	MaxFrameBytes = 64 << 10
 
-	// HandshakeTimeout bounds everything between a TCP connection and the
-	// Welcome, on either end. It is generous: a node that has just started
-	// fifty containers is slow, not broken.
+	// HandshakeTimeout limits the time from the TCP connection to the Welcome, on either end. It is
+	// generous: a node that has just started fifty containers is slow, not broken.
 	HandshakeTimeout = 20 * time.Second
 
-	// ExpiryGrace is how long past Grant.ReauthenticateBy the controller lets a
-	// session live, so that clocks that differ a little cut nothing.
+	// ExpiryGrace is how long the controller keeps a session past Grant.ReauthenticateBy, to
+	// tolerate small differences between clocks.
 	ExpiryGrace = time.Minute
 
-	// DeadPeerTimeout is how long the kernel of the other end may be silent: a
-	// machine that stopped without closing its connections is noticed within about this. It costs
-	// a live peer nothing however busy it is, for its kernel answers.
+	// DeadPeerTimeout is how long the peer's kernel may be silent: a machine that stops without
+	// closing its connections is detected within about this time. A busy peer is safe, because its
+	// kernel answers.
 	DeadPeerTimeout = 20 * time.Second
 
-	// KeepaliveInterval and KeepaliveTimeout are the gRPC pings on both ends: a
-	// process that hangs while its kernel answers is noticed within their sum.
-	// The timeout is long because a busy process is slow to answer, and a mistake
-	// cancels what the node is doing. The pings are all that an idle controller does for
-	// each node.
+	// KeepaliveInterval is the time between gRPC pings on both ends. Within this and
+	// KeepaliveTimeout, they detect a process that hangs while its kernel answers. They are all
+	// that an idle controller does for each node.
 	KeepaliveInterval = 20 * time.Second
-	// KeepaliveTimeout is how long a ping may stay unanswered.
+	// KeepaliveTimeout is how long a ping may stay unanswered. It is long because a busy process is
+	// slow to answer, and a false alarm cancels the node's work.
 	KeepaliveTimeout = 40 * time.Second
-	// minPing is how often the other end may ping. Earlier versions do every ten seconds.
+	// minPing is the minimum interval of the peer's pings. Earlier versions ping every ten seconds.
 	minPing = 5 * time.Second
 )

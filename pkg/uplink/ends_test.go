@@ -24,7 +24,6 @@ const (
 	testToken = "good-token"
 )
 
-// controllerEnd is a Server on a loopback address, with the sessions it handed over.
 type controllerEnd struct {
 	addr     string
 	sessions chan *Session
@@ -43,7 +42,7 @@ func startController(t *testing.T, ca *testCA, addr string) *controllerEnd {
 	return startChangedController(t, ca, must.Get(net.Listen("tcp", addr))(t), nil)
 }
 
-// startChangedController is startController on a listener, with a server that was changed.
+// startChangedController starts a controller on lis after change(server).
 func startChangedController(t *testing.T, ca *testCA, lis net.Listener, change func(*Server)) *controllerEnd {
 	t.Helper()
 	e := &controllerEnd{sessions: make(chan *Session, 16), cert: ca.serving(t, testHost), rejected: map[string]int{}}
@@ -102,7 +101,7 @@ func (e *controllerEnd) session(t *testing.T) *Session {
 	}
 }
 
-// noSession fails where a session was accepted that session did not return.
+// noSession fails if a session was accepted that session did not return.
 func (e *controllerEnd) noSession(t *testing.T) {
 	t.Helper()
 	select {
@@ -112,7 +111,6 @@ func (e *controllerEnd) noSession(t *testing.T) {
 	}
 }
 
-// refusals waits until the controller has refused as many connections.
 func (e *controllerEnd) refusals(t *testing.T, n int) {
 	t.Helper()
 	waittest.Until(t, "the controller refuses connections", func() bool {
@@ -120,7 +118,7 @@ func (e *controllerEnd) refusals(t *testing.T, n int) {
 	})
 }
 
-// nodeLVMD answers GetVolume, after release is closed for the name "slow".
+// nodeLVMD answers GetVolume; for the name "slow", only after release is closed.
 type nodeLVMD struct {
 	lvmdv1.UnimplementedLVMDServer
 	entered chan struct{}
@@ -139,7 +137,6 @@ func (n *nodeLVMD) GetVolume(ctx context.Context, r *lvmdv1.GetVolumeRequest) (*
 	return &lvmdv1.GetVolumeResponse{Volume: &lvmdv1.Volume{Name: r.GetName()}}, nil
 }
 
-// nodeEnd is a client with its files and its gRPC service.
 type nodeEnd struct {
 	client   *client
 	lvmd     *nodeLVMD
@@ -149,8 +146,7 @@ type nodeEnd struct {
 	stop     func()
 }
 
-// failure waits until the node has logged that a dial failed with an error that matches,
-// and returns the error.
+// failure waits until the node logs a failed dial whose error matches, and returns the error.
 func (n *nodeEnd) failure(t *testing.T, what string, match func(error) bool) error {
 	t.Helper()
 	var found []logtest.Record
@@ -161,8 +157,8 @@ func (n *nodeEnd) failure(t *testing.T, what string, match func(error) bool) err
 	return found[0].Error()
 }
 
-// startNode connects to addr's port on the addresses that lookup returns
-// (addr's own host when nil).
+// startNode connects to the port of addr on the addresses that lookup returns (the host of addr if
+// nil).
 func startNode(t *testing.T, ca *testCA, addr string, change func(*client)) *nodeEnd {
 	t.Helper()
 	dir := t.TempDir()

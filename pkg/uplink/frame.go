@@ -8,10 +8,9 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// FrameTooLargeError says that a peer announced, or that we were about to
-// send, a frame of more than MaxFrameBytes.
+// FrameTooLargeError means that a frame, announced by the peer or about to be sent, exceeds
+// MaxFrameBytes.
 type FrameTooLargeError struct {
-	// Bytes is the size that was announced.
 	Bytes int64
 }
 
@@ -19,7 +18,7 @@ func (e *FrameTooLargeError) Error() string {
 	return fmt.Sprintf("uplink frame of %d bytes, at most %d are allowed", e.Bytes, MaxFrameBytes)
 }
 
-// writeFrame writes m as one frame, in one Write.
+// writeFrame uses a single Write.
 func writeFrame(w io.Writer, m proto.Message) error {
 	body, err := proto.Marshal(m)
 	if err != nil {
@@ -36,9 +35,8 @@ func writeFrame(w io.Writer, m proto.Message) error {
 	return nil
 }
 
-// readFrame reads exactly one frame into m, and not a byte after it: what
-// follows the handshake belongs to gRPC. Nothing is allocated for a frame that
-// is too large.
+// readFrame reads exactly one frame: the bytes after the handshake belong to gRPC. It allocates
+// nothing for a frame that is too large.
 func readFrame(r io.Reader, m proto.Message) error {
 	var header [4]byte
 	if _, err := io.ReadFull(r, header[:]); err != nil {

@@ -17,7 +17,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// introduceFrom connects from a local address and introduces node n by hand.
 func introduceFrom(t *testing.T, e *controllerEnd, ca *testCA, local string) (*lvmdv1.Welcome, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -38,8 +37,8 @@ func introduceFrom(t *testing.T, e *controllerEnd, ca *testCA, local string) (*l
 	return welcome, readFrame(conn, welcome)
 }
 
-// occupy opens connections from a local address that say nothing. The server accepts in order: it
-// has seen all of them before one that is opened after them.
+// occupy opens silent connections from a local address. The server accepts in order, so it has seen
+// them before any later connection.
 func (e *controllerEnd) occupy(t *testing.T, local string, n int) {
 	t.Helper()
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(local)}}
@@ -53,8 +52,8 @@ func (e *controllerEnd) occupy(t *testing.T, local string, n int) {
 	}
 }
 
-// occupyAll takes all places of unknown addresses: at once, so that the first connection does not
-// reach its timeout before the last one is made.
+// occupyAll takes all places of unknown addresses, concurrently so that the first connection does
+// not time out before the last is made.
 func (e *controllerEnd) occupyAll(t *testing.T) {
 	t.Helper()
 	var all sync.WaitGroup
@@ -64,7 +63,7 @@ func (e *controllerEnd) occupyAll(t *testing.T) {
 	all.Wait()
 }
 
-// isWelcome fails unless a node at that address is accepted, and ends its session.
+// isWelcome fails unless the server accepts a node at that address, and ends its session.
 func (e *controllerEnd) isWelcome(t *testing.T, ca *testCA, local string) {
 	t.Helper()
 	if welcome, err := introduceFrom(t, e, ca, local); err != nil || !welcome.GetAccepted() {
@@ -74,8 +73,8 @@ func (e *controllerEnd) isWelcome(t *testing.T, ca *testCA, local string) {
 	e.session(t).Close()
 }
 
-// isRejected fails unless a peer at that address is rejected for that reason, which is
-// counted, and logged with the remote address, unless that is empty.
+// isRejected fails unless the server rejects a peer at that address for that reason, counts it, and
+// logs it with the remote address (any if empty).
 func (e *controllerEnd) isRejected(t *testing.T, ca *testCA, local, remote, reason string) {
 	t.Helper()
 	var before, after int
@@ -98,7 +97,7 @@ func (e *controllerEnd) isRejected(t *testing.T, ca *testCA, local, remote, reas
 	})
 }
 
-// keepFailures has peers whose handshake failed count until the end of the test.
+// keepFailures makes failed handshakes count until the end of the test.
 func keepFailures(s *Server) { s.hold = time.Hour }
 
 func TestOneAddressCannotTakeAllHandshakes(t *testing.T) {
@@ -108,7 +107,7 @@ func TestOneAddressCannotTakeAllHandshakes(t *testing.T) {
 	e.isWelcome(t, ca, "127.0.0.2")
 }
 
-// All nodes dial at once after the controller's restart, when no address had a link to it.
+// After a restart of the controller, all nodes dial at once and no address has a link.
 func TestUnknownPeersDoNotKeepAKnownNodeAway(t *testing.T) {
 	ca := newTestCA(t, "ca")
 	agent := netip.MustParseAddr("127.0.0.2")
@@ -127,7 +126,7 @@ func TestAPodDoesNotKeepNodesOfItsNetworkAway(t *testing.T) {
 	e.occupy(t, "127.0.0.66", maxHandshakesPerAddress)
 	e.isRejected(t, ca, "127.0.0.66", "2001:db8::42", "address")
 	e.isWelcome(t, ca, "127.0.0.2")
-	// Who has many addresses of its network can take it all.
+	// An attacker with many addresses of a network can take all its places.
 	for i := range maxHandshakesPerNetwork/maxHandshakesPerAddress - 1 {
 		e.occupy(t, fmt.Sprintf("127.0.0.%d", 67+i), maxHandshakesPerAddress)
 	}
@@ -135,8 +134,7 @@ func TestAPodDoesNotKeepNodesOfItsNetworkAway(t *testing.T) {
 	e.isWelcome(t, ca, "127.0.1.3")
 }
 
-// inIPv6 has peers at 127.0.x.y seem to be at 2001:db8:0:x::y: the loopback device has one IPv6
-// address only.
+// inIPv6 maps peers at 127.0.x.y to 2001:db8:0:x::y: the loopback device has only one IPv6 address.
 type inIPv6 struct{ net.Listener }
 
 func (l inIPv6) Accept() (net.Conn, error) {

@@ -10,25 +10,23 @@ import (
 	"google.golang.org/grpc/stats"
 )
 
-// errHeldTooMuch ends a session whose node sent more than is kept for it.
 var errHeldTooMuch = errors.New("the node sent more than is kept until it is decoded")
 
 const (
-	// maxHeld bounds what a session keeps of what its node sent until it is decoded: the largest report,
-	// 16 MiB, and answers.
+	// maxHeld limits the undecoded bytes that a session keeps for its node: the largest report, 16
+	// MiB, and answers.
 	maxHeld = 24 << 20
-	// readCost is what gRPC takes for a frame beside what is in it, for each of the two reads that it is
-	// read with. It keeps each frame apart until the message is whole: for one of a single byte, it takes
-	// about a hundred.
+	// readCost is gRPC's overhead in bytes for each of the two reads of a frame. gRPC keeps each
+	// frame separate until the message is whole: a frame of a single byte takes about a hundred.
 	readCost = 48
-	// frameCredit is for the frames that come with a message and have nothing that is kept.
+	// frameCredit covers the frames around a message whose content is not kept.
 	frameCredit = 4 * readCost
-	// heldDecay is forgotten in each second: pings, and what was left of calls that were given up.
+	// heldDecay is subtracted every second: for pings and the leftovers of cancelled calls.
 	heldDecay = 1 << 10
 )
 
-// held counts the memory that a node's messages take until they are decoded. It learns from gRPC
-// what was decoded, as stats.Handler, and counts each read of the connection by itself.
+// held counts the memory that a node's messages take until gRPC has decoded them. It sees each read
+// of the connection, and learns of decoded messages as a stats.Handler.
 type held struct {
 	mu       sync.Mutex
 	bytes    int
@@ -36,7 +34,6 @@ type held struct {
 	exceeded bool
 }
 
-// add notes a read of n bytes, and reports whether the session may go on.
 func (h *held) add(n int) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -49,22 +46,20 @@ func (h *held) add(n int) bool {
 	return !h.exceeded
 }
 
-// release notes that n bytes are kept no longer. The reads of frames that were cut small are not
-// released with them.
+// release discounts a decoded message of n bytes. It leaves the overhead of frames that the node
+// cut small.
 func (h *held) release(n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.bytes = max(0, h.bytes-n-n/8-frameCredit)
 }
 
-// tooMuch reports whether the node sent more than is kept.
 func (h *held) tooMuch() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.exceeded
 }
 
-// HandleRPC implements stats.Handler.
 func (h *held) HandleRPC(_ context.Context, event stats.RPCStats) {
 	switch event := event.(type) {
 	case *stats.InHeader:
@@ -76,22 +71,18 @@ func (h *held) HandleRPC(_ context.Context, event stats.RPCStats) {
 	}
 }
 
-// TagRPC implements stats.Handler.
 func (h *held) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
 
-// TagConn implements stats.Handler.
 func (h *held) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
 
-// HandleConn implements stats.Handler.
 func (h *held) HandleConn(context.Context, stats.ConnStats) {}
 
-// heldConn is a connection of which only so much is read ahead of what is decoded.
+// heldConn fails once its undecoded data exceeds maxHeld.
 type heldConn struct {
 	net.Conn
 	held *held
 }
 
-// Read implements net.Conn.
 func (c *heldConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if !c.held.add(n) {

@@ -18,25 +18,24 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 )
 
-// RefusedError is a Welcome that does not accept.
+// RefusedError means that the controller's Welcome did not accept the node.
 type RefusedError struct {
-	// Reason is the controller's.
+	// Reason comes from the controller.
 	Reason string
 }
 
 func (e *RefusedError) Error() string { return "controller refused the uplink: " + e.Reason }
 
-// link keeps one controller address connected.
 type link struct {
 	c    *client
 	addr string
 	log  *slog.Logger
 
 	up        atomic.Bool
-	abandoned chan struct{} // closed when the address is no longer the controller's
+	abandoned chan struct{} // closed when the controller no longer has the address
 	once      sync.Once
 
-	lastError  string // of the last failed attempt that was logged
+	lastError  string // text of the last failure that was logged
 	lastLogged time.Time
 }
 
@@ -44,8 +43,8 @@ func newLink(c *client, addr string) *link {
 	return &link{c: c, addr: addr, log: c.log.With("controller", addr), abandoned: make(chan struct{})}
 }
 
-// abandon makes the link dial no more. A connection that stands is kept until
-// it breaks: an address leaves DNS before the process behind it is gone.
+// abandon stops dialling. An established connection stays until it breaks: an address leaves DNS
+// before the process behind it ends.
 func (l *link) abandon() { l.once.Do(func() { close(l.abandoned) }) }
 
 func (l *link) wanted(ctx context.Context) bool {
@@ -57,13 +56,13 @@ func (l *link) wanted(ctx context.Context) bool {
 	}
 }
 
-// run dials and renews until ctx is done, or the address was abandoned and the
-// last connection to it has ended. It returns with all connections closed.
+// run dials and renews until ctx is done, or until the address is abandoned and its last connection
+// has ended. It returns with all connections closed.
 func (l *link) run(ctx context.Context) {
-	var open sync.WaitGroup // connections, current and replaced
+	var open sync.WaitGroup // current and replaced connections
 	defer open.Wait()
 	backoff := l.c.backoffMin
-	reported := false // that there is no connection
+	reported := false // whether lookSoon knows that there is no connection
 	for l.wanted(ctx) {
 		conn, welcome, err := l.dial(ctx)
 		if err != nil {
@@ -83,8 +82,8 @@ func (l *link) run(ctx context.Context) {
 		l.up.Store(true)
 		l.keep(ctx, conn, welcome, &open)
 		l.up.Store(false)
-		// A connection that broke at once counts as a failed attempt: a
-		// controller that accepts and crashes is not to be hammered.
+		// Count a connection that broke at once as a failed attempt, to spare a controller that
+		// accepts and crashes.
 		if time.Since(started) > l.c.backoffMax {
 			backoff = l.c.backoffMin
 		}
@@ -98,9 +97,8 @@ func (l *link) run(ctx context.Context) {
 	}
 }
 
-// keep waits until the current connection ends, replacing it by a new one
-// before its credential runs out. The replaced connection is left to the
-// controller, which closes it when the calls on it are done.
+// keep waits until the current connection ends, and replaces it before its credential expires. The
+// controller closes a replaced connection when its calls are done.
 func (l *link) keep(ctx context.Context, conn *notifyConn, welcome *lvmdv1.Welcome, open *sync.WaitGroup) {
 	for {
 		timer := time.NewTimer(l.renewAfter(welcome))
@@ -123,7 +121,7 @@ func (l *link) keep(ctx context.Context, conn *notifyConn, welcome *lvmdv1.Welco
 		fresh, freshWelcome, err := l.dial(ctx)
 		if err != nil {
 			l.logFailure(ctx, fmt.Errorf("renew: %w", err))
-			continue // the old one serves on until the controller closes it
+			continue // the old one serves until the controller closes it
 		}
 		if !l.handOver(ctx, fresh, freshWelcome, open) {
 			return
@@ -132,10 +130,10 @@ func (l *link) keep(ctx context.Context, conn *notifyConn, welcome *lvmdv1.Welco
 	}
 }
 
-// renewAfter says when to replace a connection: at 85 % of what is left, which
-// for a projected token is after the kubelet refreshed it (at 80 % of its lifetime)
-// and leaves time for several attempts. Where the token was not refreshed yet,
-// the controller answers with the same deadline, and the next attempt follows.
+// renewAfter returns the time until the connection's replacement: 85 % of the time left. For a
+// projected token, that is after the kubelet refreshed it (at 80 % of its lifetime), with time for
+// several attempts. If the token was not refreshed yet, the controller answers with the same
+// deadline, and the link tries again.
 func (l *link) renewAfter(w *lvmdv1.Welcome) time.Duration {
 	if !w.GetReauthenticateBy().IsValid() || w.GetReauthenticateBy().AsTime().Unix() <= 0 {
 		return 24 * time.Hour
@@ -144,8 +142,8 @@ func (l *link) renewAfter(w *lvmdv1.Welcome) time.Duration {
 	return max(left*85/100, jitter(l.c.reauthenticateAtLeast))
 }
 
-// handOver gives the connection to the gRPC server; false when there is none
-// any more. The connection is closed when ctx is done.
+// handOver passes the connection to the gRPC server, and closes it when ctx is done. It returns
+// false if the server has stopped.
 func (l *link) handOver(ctx context.Context, conn *notifyConn, w *lvmdv1.Welcome, open *sync.WaitGroup) bool {
 	if !l.c.lis.put(conn) {
 		_ = conn.Close()
@@ -166,7 +164,6 @@ func (l *link) handOver(ctx context.Context, conn *notifyConn, w *lvmdv1.Welcome
 	return true
 }
 
-// dial connects, verifies the controller and introduces the node.
 func (l *link) dial(ctx context.Context) (*notifyConn, *lvmdv1.Welcome, error) {
 	ctx, cancel := context.WithTimeout(ctx, HandshakeTimeout)
 	defer cancel()
@@ -201,7 +198,7 @@ func (l *link) dial(ctx context.Context) (*notifyConn, *lvmdv1.Welcome, error) {
 		raw.Close()
 		return nil, nil, err
 	}
-	if !stop() { // the deadline struck after all
+	if !stop() { // ctx ended in the meantime
 		raw.Close()
 		return nil, nil, context.Cause(ctx)
 	}
@@ -246,7 +243,6 @@ func (l *link) tlsConfig() (*tls.Config, error) {
 	}, nil
 }
 
-// pause waits for d, ctx or the end of the address.
 func (l *link) pause(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -257,8 +253,7 @@ func (l *link) pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// logFailure reports an attempt that failed: once per cause, and then once a
-// minute while it lasts.
+// logFailure logs each cause once, and again every minute while it lasts.
 func (l *link) logFailure(ctx context.Context, err error) {
 	if ctx.Err() != nil || errors.Is(err, context.Canceled) {
 		return

@@ -6,21 +6,20 @@ import (
 	"time"
 )
 
-// pace is how often the controller's host is looked up. After a change the pause is first: a link was
-// lost or could not be made, or an answer differs from the links. Each further pause is twice as
-// long, up to the limit for the links as they are.
+// pace holds the pauses between lookups of the controller's host. The pause is first after a
+// change: a link was lost or could not be made, or the answer differs from the links. It then
+// doubles up to the limit.
 type pace struct {
 	first time.Duration
 	// cut, degraded and rest are the limits with no link up, with some, and with all.
 	cut, degraded, rest time.Duration
 }
 
-// usualPace has 5,000 nodes at rest make 17 look-ups per second, each of which is six queries.
+// usualPace makes 5,000 nodes at rest cause 17 lookups per second, of six queries each.
 func usualPace() pace {
 	return pace{first: 2 * time.Second, cut: 5 * time.Second, degraded: 30 * time.Second, rest: 5 * time.Minute}
 }
 
-// longestPause returns the limit for the links as they are.
 func (c *client) longestPause() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -39,7 +38,7 @@ func (c *client) longestPause() time.Duration {
 	return c.pace.degraded
 }
 
-// await waits for about the pause, or less when a link is lost, and returns the pause after that.
+// await waits for about pause, or less if a link is lost, and returns the pause after that.
 func (c *client) await(ctx context.Context, pause time.Duration) (next time.Duration) {
 	due := time.Now().Add(spread(pause))
 	for {
@@ -50,7 +49,7 @@ func (c *client) await(ctx context.Context, pause time.Duration) (next time.Dura
 			return 2 * pause
 		case <-c.lost:
 			pause = c.pace.first
-			// Never later, however often links are lost.
+			// Never delay the lookup, however often links are lost.
 			if soon := time.Now().Add(spread(pause)); soon.Before(due) {
 				due = soon
 			}
@@ -58,16 +57,16 @@ func (c *client) await(ctx context.Context, pause time.Duration) (next time.Dura
 	}
 }
 
-// lookSoon has the host looked up as after a change.
+// lookSoon resets the pause between lookups.
 func (c *client) lookSoon() {
 	select {
 	case c.lost <- struct{}{}:
-	default: // it will be
+	default: // already requested
 	}
 }
 
-// spread returns half of d to one and a half, so that a fleet that lost a controller at one instant does
-// not ask DNS at one.
+// spread returns between half of d and one and a half, so that a fleet that lost a controller at
+// one instant does not query DNS at one instant.
 func spread(d time.Duration) time.Duration {
 	return d/2 + time.Duration(rand.Float64()*float64(d))
 }

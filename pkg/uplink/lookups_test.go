@@ -15,9 +15,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// answers are what a look-up returns in a test, which counts them.
 type answers struct {
-	hosts atomic.Pointer[[]string] // nil: it fails
+	hosts atomic.Pointer[[]string] // nil: lookups fail
 	count atomic.Int32
 }
 
@@ -31,7 +30,7 @@ func (a *answers) lookup(context.Context, string) ([]string, error) {
 	return nil, errors.New("no DNS")
 }
 
-// TestALinkThatIsLostAsksForALookUpOnce: a replica that stays away is no reason to ask again and again.
+// A replica that stays away must not cause repeated lookups.
 func TestALinkThatIsLostAsksForALookUpOnce(t *testing.T) {
 	ca := newTestCA(t, "ca")
 	ctrl := startController(t, ca, "127.0.0.1:0")
@@ -39,7 +38,7 @@ func TestALinkThatIsLostAsksForALookUpOnce(t *testing.T) {
 	node := startNode(t, ca, ctrl.addr, func(c *client) {
 		c.lookup = func(context.Context, string) ([]string, error) { <-done; return nil, errors.New("no DNS") }
 	})
-	t.Cleanup(func() { close(done) }) // until then the client itself reads nothing
+	t.Cleanup(func() { close(done) }) // until then the client itself does not read lost
 	l := newLink(node.client, ctrl.addr)
 	var running sync.WaitGroup
 	running.Go(func() { l.run(t.Context()) })
@@ -51,7 +50,7 @@ func TestALinkThatIsLostAsksForALookUpOnce(t *testing.T) {
 	<-node.client.lost
 	lis := must.Get(net.Listen("tcp", ctrl.addr))(t)
 	t.Cleanup(func() { _ = lis.Close() })
-	for range 3 { // attempts that fail
+	for range 3 { // failed attempts
 		must.Succeed(t, must.Get(lis.Accept())(t).Close())
 	}
 	if len(node.client.lost) != 0 {
@@ -59,7 +58,7 @@ func TestALinkThatIsLostAsksForALookUpOnce(t *testing.T) {
 	}
 }
 
-// TestHowOftenTheHostIsLookedUp counts over six hours of a clock of its own; no link can really be made.
+// The test counts over six hours of a fake clock; no link can be made.
 func TestHowOftenTheHostIsLookedUp(t *testing.T) {
 	const hours = 6
 	for name, c := range map[string]struct {
@@ -92,7 +91,7 @@ func TestALostLinkAndAChangedAnswerMakeLookUpsFrequentAgain(t *testing.T) {
 		for _, change := range []func(){
 			client.lookSoon,
 			func() {
-				for dns.set("10.0.0.1"); client.linkCount() == 2; { // at the next look-up
+				for dns.set("10.0.0.1"); client.linkCount() == 2; { // at the next lookup
 					time.Sleep(time.Second)
 				}
 			},
@@ -101,14 +100,15 @@ func TestALostLinkAndAChangedAnswerMakeLookUpsFrequentAgain(t *testing.T) {
 			change()
 			before := dns.count.Load()
 			time.Sleep(30 * time.Second)
-			if n := dns.count.Load() - before; n < 3 || n > 5 { // after 2, 6, 14 and 30 seconds, or half as long again
+			if n := dns.count.Load() - before; n < 3 || n > 5 { // after 2, 6, 14 and 30 seconds, or up to half as long again
 				t.Errorf("%d look-ups in the half minute after, want 3 to 5", n)
 			}
 		}
 	})
 }
 
-// lookingUp is a client in a bubble of synctest whose links cannot be made, with two addresses in DNS.
+// lookingUp returns a client with two addresses in DNS whose links always fail. It needs a synctest
+// bubble.
 func lookingUp(t *testing.T) (*client, *answers) {
 	t.Helper()
 	c := must.Get(newClient(ClientOptions{
@@ -129,7 +129,6 @@ func lookingUp(t *testing.T) (*client, *answers) {
 	return c, dns
 }
 
-// setUp makes the links to hosts up.
 func (c *client) setUp(hosts ...string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

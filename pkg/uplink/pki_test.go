@@ -15,7 +15,6 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// testCA signs serving certificates for one test.
 type testCA struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey

@@ -28,7 +28,7 @@ func TestNodeRefusesAControllerOfAnotherCA(t *testing.T) {
 		var unknown x509.UnknownAuthorityError
 		return errors.As(err, &unknown)
 	})
-	ctrl.refusals(t, 2) // the node keeps trying, and each of its connections ends here
+	ctrl.refusals(t, 2) // the node keeps dialling, and each connection ends here
 	ctrl.noSession(t)
 	if sawToken.Load() {
 		t.Error("the node sent its token to a controller that it cannot verify")
@@ -96,7 +96,7 @@ func TestControllerRefusesPlaintextAndOldTLSAndUnknownPeers(t *testing.T) {
 			t.Errorf("after an oversize frame: %v, want the connection closed", err)
 		}
 	})
-	ctrl.refusals(t, 4) // each of those above
+	ctrl.refusals(t, 4) // one for each above
 	ctrl.noSession(t)
 }
 
@@ -106,7 +106,7 @@ func TestRefusedNodeLearnsTheReasonAndTriesOn(t *testing.T) {
 	node := startNode(t, ca, ctrl.addr, nil)
 	s := ctrl.session(t)
 	writeFile(t, node.tok, []byte("bad-token"))
-	s.Close() // the token file is read again at the next dial
+	s.Close() // the next dial reads the token file
 	var refused *RefusedError
 	if err := node.failure(t, "it gets the reason", func(err error) bool { return errors.As(err, &refused) }); refused.Reason != "token is not good" {
 		t.Errorf("a dial with a bad token: %v, want the controller's reason", err)

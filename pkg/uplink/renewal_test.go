@@ -78,13 +78,13 @@ func TestRotationOfTheCAAndOfTokensCutsNoCall(t *testing.T) {
 	go func() { slow <- call(t, old, "slow") }()
 	<-node.lvmd.entered
 
-	// As the controller does it: first everybody trusts both, then it serves by
-	// the new one, then no one trusts the old one.
+	// In the controller's order: first all nodes trust both CAs, then it serves with the new one,
+	// then none trusts the old one.
 	writeFile(t, node.ca, append(before.pem(), after.pem()...))
 	writeFile(t, node.tok, []byte("next-token"))
 	ctrl.set(func() { token, ctrl.cert = "next-token", after.serving(t, testHost) })
 	for renewed.Load() == 0 {
-		ctrl.session(t) // dialled before
+		ctrl.session(t) // dialled before the rotation
 	}
 	if err := call(t, ctrl.session(t), "a"); err != nil {
 		t.Errorf("after the rotation: %v", err)
@@ -108,7 +108,7 @@ func TestSessionIsClosedWhenItsCredentialWasNotRenewed(t *testing.T) {
 			return Grant{ReauthenticateBy: time.Now().Add(100 * time.Millisecond)}, nil
 		}
 	})
-	startNode(t, ca, ctrl.addr, nil) // renews every 30 s at most
+	startNode(t, ca, ctrl.addr, nil) // renews at most every 30 s
 	waitDone(t, ctrl.session(t))
-	ctrl.session(t) // and comes back by itself
+	ctrl.session(t) // the node reconnects by itself
 }

@@ -21,45 +21,44 @@ import (
 const (
 	alpn = names.UplinkALPN
 
-	// maxHandshakes bounds the peers that are connected and not yet accepted, and
-	// maxHandshakesPerAddress those of one address: any Pod can connect, and none may
-	// take what all nodes need. Nodes behind one address, as of a gateway, share it;
-	// those that are rejected dial again. A /64 of IPv6 may be one node with its Pods, or all
-	// nodes: maxHandshakesPerNetwork is what one that has all its addresses can take.
-	// keptHandshakes of them all are for addresses that agents are known to have.
+	// maxHandshakes limits the connected peers that are not accepted yet, and
+	// maxHandshakesPerAddress those of one address: any Pod can connect, and must not starve the
+	// nodes. Nodes behind one address, such as a gateway, share it; rejected ones dial again. A /64
+	// of IPv6 may be one node with its Pods, or all nodes: maxHandshakesPerNetwork limits an
+	// attacker who has all its addresses. keptHandshakes of the total are reserved for known
+	// addresses of agents.
 	maxHandshakes           = 1024
 	maxHandshakesPerAddress = 8
 	maxHandshakesPerNetwork = 128
 	keptHandshakes          = 256
 
-	// maxHelloName bounds the name and the version of a node, which are logged, in bytes.
+	// maxHelloName limits, in bytes, the name and the version of a node, which are logged.
 	maxHelloName = 253
 
-	// failureHold is how long a peer whose handshake failed still counts, so that an address
-	// cannot fail more often than maxHandshakesPerAddress in that time.
+	// failureHold is how long a failed handshake still counts, so that an address cannot fail more
+	// than maxHandshakesPerAddress times in that period.
 	failureHold = time.Second
 )
 
-// The reasons for which peers are rejected, beside the limits on their number.
 const (
 	reasonHandshake   = "handshake"
 	reasonCredentials = "credentials"
 )
 
-// RejectReasons are those that OnReject is called with: the limits per address, per /64 of IPv6 and
-// in all, a failed handshake, and credentials that are no good or could not be checked.
+// RejectReasons lists the arguments of OnReject: the limits per address, per /64 of IPv6 and in
+// total, a failed handshake, and credentials that are invalid or could not be checked.
 var RejectReasons = []string{
 	string(connlimit.ReasonAddress), string(connlimit.ReasonNetwork), string(connlimit.ReasonTotal), reasonHandshake, reasonCredentials,
 }
 
-// Grant is what a Hello that was found good earns.
+// Grant is the result of accepting a Hello.
 type Grant struct {
-	// ReauthenticateBy is when the credential runs out; zero means never.
+	// ReauthenticateBy is when the credential expires; zero means never.
 	ReauthenticateBy time.Time
 }
 
-// DeniedError is an Authenticate result that the peer may see: its
-// credential is no good. Any other error is ours and is only logged.
+// DeniedError is an Authenticate error that the peer may see: its credential is invalid. Other
+// errors are only logged.
 type DeniedError struct {
 	// Reason is sent to the node.
 	Reason string
@@ -67,32 +66,31 @@ type DeniedError struct {
 
 func (e *DeniedError) Error() string { return e.Reason }
 
-// ServerConfig configures the controller's end. All fields but Known, OnReject and Log are required.
+// ServerConfig configures the controller's end. Known, OnReject and Log are optional.
 type ServerConfig struct {
 	// GetCertificate returns the serving certificate, per handshake.
 	GetCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
-	// Authenticate decides whether the peer is the node that it says it is. It
-	// is called concurrently and is given HandshakeTimeout.
+	// Authenticate decides whether the peer is the node that it claims to be. It is called
+	// concurrently, with a deadline within HandshakeTimeout.
 	Authenticate func(context.Context, *lvmdv1.Hello) (Grant, error)
-	// OnSession is handed every accepted session and owns it from then on. It
-	// is called concurrently and must not block.
+	// OnSession receives and then owns every accepted session. It is called concurrently and must
+	// not block.
 	OnSession func(*Session)
-	// Known reports whether an agent is known to be at an address. It is called concurrently
-	// and must be quick. Nil: none is.
+	// Known reports whether an agent is known to be at an address. It is called concurrently and
+	// must be quick. If it is nil, no address is known.
 	Known func(netip.Addr) bool
-	// OnReject is called for every peer that is rejected, with one of RejectReasons. It is
-	// called concurrently and must not block.
+	// OnReject is called for every rejected peer, with one of RejectReasons. It is called
+	// concurrently and must not block.
 	OnReject func(reason string)
-	// Log is where the server reports; nil means slog.Default().
+	// Log defaults to slog.Default().
 	Log *slog.Logger
 }
 
 // Server accepts uplinks.
 type Server struct {
-	c     ServerConfig
-	log   *slog.Logger
-	grace time.Duration
-	// handshakes are the peers that are connected and not yet accepted.
+	c          ServerConfig
+	log        *slog.Logger
+	grace      time.Duration
 	handshakes connlimit.Limiter
 	hold       time.Duration
 	rejections connlimit.Log
@@ -102,7 +100,7 @@ type Server struct {
 	stopped  bool
 }
 
-// NewServer makes a server; Serve runs it.
+// NewServer returns a server; Serve runs it.
 func NewServer(c ServerConfig) *Server {
 	if c.Log == nil {
 		c.Log = slog.Default()
@@ -119,7 +117,6 @@ func NewServer(c ServerConfig) *Server {
 	return s
 }
 
-// reject notes that a peer was rejected; err may be nil.
 func (s *Server) reject(peer net.Addr, reason string, err error) {
 	if s.c.OnReject != nil {
 		s.c.OnReject(reason)
@@ -127,8 +124,8 @@ func (s *Server) reject(peer net.Addr, reason string, err error) {
 	s.rejections.Reject(peer, reason, err)
 }
 
-// Serve accepts on lis until ctx is done, then closes lis and every session
-// and returns nil. Any other end of lis is an error.
+// Serve accepts on lis until ctx is done, then closes lis and every session and returns nil. It
+// returns an error if lis ends otherwise.
 func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { lis.Close() })
 	defer stop()
@@ -144,13 +141,13 @@ func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
 			if errors.Is(err, net.ErrClosed) {
 				return fmt.Errorf("accept uplinks: %w", err)
 			}
-			s.log.Warn("uplink cannot be accepted, trying on", "error", err) // out of files, say
+			s.log.Warn("uplink cannot be accepted, trying on", "error", err) // out of files, for example
 			sleep(ctx, 100*time.Millisecond)
 			continue
 		}
 		end, reason := s.handshakes.Begin(conn.RemoteAddr())
 		if end == nil {
-			conn.Close() // it will come back
+			conn.Close() // the peer will dial again
 			s.reject(conn.RemoteAddr(), string(reason), nil)
 			continue
 		}
@@ -158,8 +155,8 @@ func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
 	}
 }
 
-// welcome takes a connection from TCP to a session, and watches over its end. It calls introduced when
-// the handshake no longer counts.
+// welcome serves a connection until it ends. It calls introduced once the handshake no longer
+// counts.
 func (s *Server) welcome(ctx context.Context, raw net.Conn, introduced func()) {
 	session, reason, err := s.handshake(ctx, raw)
 	if err != nil {
@@ -201,7 +198,6 @@ func (s *Server) welcome(ctx context.Context, raw net.Conn, introduced func()) {
 	}
 }
 
-// handshake returns a session, or an error and the reason that it counts as.
 func (s *Server) handshake(ctx context.Context, raw net.Conn) (*Session, string, error) {
 	ctx, cancel := context.WithTimeout(ctx, HandshakeTimeout)
 	defer cancel()
@@ -217,7 +213,7 @@ func (s *Server) handshake(ctx context.Context, raw net.Conn) (*Session, string,
 		MinVersion:     tls.VersionTLS13,
 		GetCertificate: s.c.GetCertificate,
 		NextProtos:     []string{alpn},
-		// A resumed session would skip the check of a certificate since replaced.
+		// A resumed session would skip the check of a replaced certificate.
 		SessionTicketsDisabled: true,
 	})
 	if err := conn.HandshakeContext(ctx); err != nil {

@@ -13,34 +13,32 @@ import (
 	"google.golang.org/grpc/keepalive"
 )
 
-// ErrSessionClosed is returned by calls on a session that was retired or
-// closed before the call was sent: the node has certainly not seen it. A call
-// cut off on its way returns a gRPC status instead, and may have had effect.
+// ErrSessionClosed means that the session was retired or closed before the call was sent: the node
+// has certainly not seen it. A call that is cut off later returns a gRPC status, and may have had
+// effect.
 var ErrSessionClosed = errors.New("uplink session is closed")
 
-// maxMessageBytes bounds one answer of lvmd. A call whose answers may be larger says
-// so by a call option.
+// maxMessageBytes limits one answer of lvmd, unless a call option raises it.
 const maxMessageBytes = 4 << 20
 
-// answerWindow is how much of an answer a node may send ahead of what was read, in bytes:
-// what each call can hold of the controller's memory, beside the answer. A larger answer takes
-// one round trip more. connWindow bounds what is on its way of all answers. Where windows grow,
-// each call costs a ping more.
+// answerWindow is how many bytes of an answer a node may send ahead of the reader: each call can
+// hold this much of the controller's memory besides the answer. A larger answer takes one more
+// round trip. connWindow limits the bytes in flight of all answers. Static windows save a ping per
+// call.
 const (
 	answerWindow = 64 << 10
 	connWindow   = 1 << 20
 )
 
-// requestBuffer is what gRPC takes for what it writes at once, in bytes. All sessions have one at
-// the same time when all nodes are called. A larger request is written in parts.
+// requestBuffer is gRPC's write buffer, in bytes. Every session has one when all nodes are called
+// at once. A larger request is written in parts.
 const requestBuffer = 4 << 10
 
-// maxTrailerBytes bounds the status of an answer, with its message and details.
+// maxTrailerBytes limits the status of an answer, with its message and details.
 const maxTrailerBytes = 64 << 10
 
-// Session is one accepted connection of a node. It implements
-// grpc.ClientConnInterface: lvmdv1.NewLVMDClient(session) calls the node.
-// All methods may be called concurrently.
+// Session is one accepted connection of a node. It implements grpc.ClientConnInterface:
+// lvmdv1.NewLVMDClient(session) calls the node. Its methods may be called concurrently.
 type Session struct {
 	node, version string
 	remote        string
@@ -51,7 +49,7 @@ type Session struct {
 
 	mu      sync.Mutex
 	calls   int           // unary calls in flight
-	retired bool          // takes no new calls
+	retired bool          // rejects new calls
 	idle    chan struct{} // closed when retired and calls is 0
 
 	done chan struct{} // closed when the connection is gone
@@ -59,9 +57,9 @@ type Session struct {
 
 var _ grpc.ClientConnInterface = (*Session)(nil)
 
-// newSession makes conn the transport of a gRPC client. The TLS below is
-// already in place, hence the "insecure" credentials above it. The caller calls awaitEnd: each
-// goroutine less is 2 KiB less for each node.
+// newSession uses conn as the transport of a gRPC client. The credentials are "insecure" because
+// conn already has TLS. The caller must call awaitEnd: a goroutine for that would take 2 KiB per
+// node.
 func newSession(conn net.Conn, node, version string, reauthBy time.Time) (*Session, error) {
 	s := &Session{
 		node: node, version: version, reauthBy: reauthBy,
@@ -78,7 +76,7 @@ func newSession(conn net.Conn, node, version string, reauthBy time.Time) (*Sessi
 			select {
 			case c := <-handed:
 				return c, nil
-			default: // gRPC lost the connection and would like another
+			default: // gRPC lost the connection and wants another
 				_ = s.conn.Close()
 				return nil, ErrSessionClosed
 			}
@@ -91,7 +89,7 @@ func newSession(conn net.Conn, node, version string, reauthBy time.Time) (*Sessi
 		}),
 		grpc.WithStaticStreamWindowSize(answerWindow), grpc.WithStaticConnWindowSize(connWindow),
 		grpc.WithMaxHeaderListSize(maxTrailerBytes),
-		// Without a buffer of gRPC's, each frame is read by itself, and held counts them.
+		// Without a read buffer, gRPC reads each frame separately, as held assumes.
 		grpc.WithReadBufferSize(0), grpc.WithStatsHandler(&s.held),
 		grpc.WithWriteBufferSize(requestBuffer),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessageBytes)),
@@ -104,30 +102,30 @@ func newSession(conn net.Conn, node, version string, reauthBy time.Time) (*Sessi
 	return s, nil
 }
 
-// awaitEnd waits until the connection is closed, and ends the session. It is called once.
+// awaitEnd waits until the connection is closed, then frees the session. Call it once.
 func (s *Session) awaitEnd() {
 	<-s.conn.closed
 	s.cc.Close()
 	close(s.done)
 }
 
-// Node is the name of the node that the peer proved to be.
+// Node returns the name that the peer authenticated as.
 func (s *Session) Node() string { return s.node }
 
-// Version is the version that lvmd stated.
+// Version returns the version that lvmd stated.
 func (s *Session) Version() string { return s.version }
 
-// RemoteAddr is the peer's address, for logs.
+// RemoteAddr returns the peer's address, for logs.
 func (s *Session) RemoteAddr() string { return s.remote }
 
-// Done is closed when the connection is gone, for whatever reason.
+// Done is closed when the connection is gone.
 func (s *Session) Done() <-chan struct{} { return s.done }
 
 // Close ends the session at once; calls in flight fail.
 func (s *Session) Close() { _ = s.conn.Close() }
 
-// Retire takes no new calls, lets those in flight finish for at most drain,
-// and closes the session then. It returns at once. Streams are not waited for.
+// Retire rejects new calls, gives unary calls in flight up to drain to finish, then closes the
+// session. It does not wait.
 func (s *Session) Retire(drain time.Duration) {
 	s.mu.Lock()
 	if !s.retired {

@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watchPeer has the kernel close a connection whose peer does not answer: by keepalives
-// while nothing is sent, and by a limit on unacknowledged data. Without the latter a
-// connection with data under way would last for a quarter of an hour.
+// watchPeer makes the kernel close a connection whose peer does not answer: by keepalives while
+// idle, and by a limit on unacknowledged data, without which a connection with data in flight would
+// last for a quarter of an hour.
 func watchPeer(conn *net.TCPConn) error {
 	err := conn.SetKeepAliveConfig(net.KeepAliveConfig{
 		Enable: true, Idle: DeadPeerTimeout / 2, Interval: DeadPeerTimeout / 4, Count: 2,

@@ -79,7 +79,7 @@ func TestEveryAddressHasALinkAndALostOneIsDroppedOnlyWhenItBreaks(t *testing.T) 
 	mu.Lock()
 	lookupErr, lookups = errors.New("no DNS"), 0
 	mu.Unlock()
-	waittest.Until(t, "two lookups fail", func() bool { // before the third begins, the second was judged
+	waittest.Until(t, "two lookups fail", func() bool { // the second was applied before the third begins
 		mu.Lock()
 		defer mu.Unlock()
 		return lookups >= 3
@@ -97,7 +97,7 @@ func TestEveryAddressHasALinkAndALostOneIsDroppedOnlyWhenItBreaks(t *testing.T) 
 	}
 	s2.Close()
 	waitDone(t, s2)
-	for range 5 { // while the other address is dialled again and again
+	for range 5 { // while the node keeps dialling the other address
 		s1.Close()
 		s1 = one.session(t)
 	}

@@ -1,4 +1,4 @@
-// Package uplinktest has a real uplink on the loopback device, for tests of what is above it: a
+// Package uplinktest runs a real uplink on the loopback device, for tests of the code above it: a
 // server that accepts every token, and nodes that dial it and serve an lvmd, mostly one of package
 // lvmdfake. The uplink's own tests do not use it.
 package uplinktest
@@ -27,8 +27,7 @@ import (
 	"github.com/carve-csi/carve/pkg/uplink"
 )
 
-// Network is a real uplink server on the loopback device that accepts every
-// token, and the nodes that dial it.
+// Network is an uplink server and the nodes that dial it.
 type Network struct {
 	addr   string
 	dir    string
@@ -39,14 +38,13 @@ type Network struct {
 	nodes map[string]*attachment
 }
 
-// attachment is a node's running client.
 type attachment struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 }
 
-// NewNetwork starts an uplink server that hands its sessions to onSession.
-// dir holds the files that nodes read. Close ends it.
+// NewNetwork starts an uplink server that passes its sessions to onSession. It writes the files
+// that nodes read to dir. The caller must Close it.
 func NewNetwork(dir string, onSession func(*uplink.Session)) (*Network, error) {
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -55,7 +53,7 @@ func NewNetwork(dir string, onSession func(*uplink.Session)) (*Network, error) {
 	return NewNetworkOn(lis, dir, onSession)
 }
 
-// NewNetworkOn is NewNetwork on a listener, which Close closes.
+// NewNetworkOn is NewNetwork on lis, which Close closes.
 func NewNetworkOn(lis net.Listener, dir string, onSession func(*uplink.Session)) (*Network, error) {
 	cert, ca, err := selfSigned()
 	if err != nil {
@@ -81,33 +79,32 @@ func NewNetworkOn(lis net.Listener, dir string, onSession func(*uplink.Session))
 	return n, nil
 }
 
-// Dials returns what an lvmd needs to dial the network's server.
+// Dials returns the parameters that an lvmd needs to dial the server.
 func (n *Network) Dials() (address, caFile, tokenFile string) {
 	return n.addr, filepath.Join(n.dir, "ca.crt"), filepath.Join(n.dir, "token")
 }
 
-// Node is an lvmd that knows whose it is.
+// Node is an lvmd that knows its node's name.
 type Node interface {
 	lvmdv1.LVMDServer
 	Node() string
 }
 
-// Attach connects a node. A node that is attached already gets a second
-// connection, as one that renews its credential does.
+// Attach connects a node. A second Attach of a node replaces the connection without a gap, as a
+// renewal does.
 func (n *Network) Attach(s Node) {
 	grpcServer := grpc.NewServer(uplink.ServerOptions()...)
 	lvmdv1.RegisterLVMDServer(grpcServer, s)
 	n.AttachServer(s.Node(), grpcServer)
 }
 
-// Server is what a *grpc.Server has.
+// Server is the part of *grpc.Server that AttachServer needs.
 type Server interface {
 	Serve(lis net.Listener) error
 	Stop()
 }
 
-// AttachServer is Attach for whatever serves as a node's lvmd. The server ends with the
-// attachment.
+// AttachServer is Attach for any server. The server stops with the attachment.
 func (n *Network) AttachServer(node string, server Server) {
 	ctx, cancel := context.WithCancel(context.Background())
 	a := &attachment{cancel: cancel, done: make(chan struct{})}
@@ -130,7 +127,7 @@ func (n *Network) AttachServer(node string, server Server) {
 	}()
 }
 
-// Detach cuts a node off and waits until it is.
+// Detach disconnects a node and waits for that.
 func (n *Network) Detach(node string) {
 	n.mu.Lock()
 	a := n.nodes[node]
@@ -142,7 +139,7 @@ func (n *Network) Detach(node string) {
 	}
 }
 
-// Close cuts all nodes off and ends the server.
+// Close disconnects all nodes and stops the server.
 func (n *Network) Close() {
 	n.mu.Lock()
 	var all []string
@@ -159,7 +156,6 @@ func (n *Network) Close() {
 
 const serverName = "carve-uplink.test"
 
-// selfSigned makes a certificate that is its own CA.
 func selfSigned() (*tls.Certificate, []byte, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
