@@ -1,5 +1,5 @@
-// Package connlimit bounds how many connections a server has at once, in all and from
-// one address, so that one machine does not take what all others need.
+// Package connlimit limits a server's concurrent connections, in total and per address, so that one
+// machine cannot starve the others.
 //
 // Callers: package uplink, for handshakes, and package ops, for connections.
 package connlimit
@@ -10,35 +10,34 @@ import (
 	"sync"
 )
 
-// Reason says which limit a connection would have exceeded.
+// Reason is the limit that a connection would have exceeded.
 type Reason string
 
-// The reasons for which connections are rejected.
+// The reasons for rejecting a connection.
 const (
 	ReasonAddress Reason = "address"
 	ReasonNetwork Reason = "network"
 	ReasonTotal   Reason = "total"
 )
 
-// Limiter counts connections. Its methods may be called concurrently. Its fields must be
-// set before use.
+// Limiter counts connections. Set its fields before use. Its methods may be called concurrently.
 type Limiter struct {
-	// Total, PerAddress and PerNetwork are the most that there may be in all, of one address, and
-	// of one /64 of IPv6. One machine may have all addresses of a /64, or all nodes may be in it.
+	// Total, PerAddress and PerNetwork limit the connections in total, of one address, and of one
+	// /64 of IPv6: one machine may have all addresses of a /64, or all nodes may be in it.
 	Total, PerAddress, PerNetwork int
-	// Kept is how many of Total are kept for addresses that Known returns true for. These do not count in
-	// PerNetwork. A nil Known knows none.
+	// Kept of Total are reserved for addresses for which Known returns true. These do not count
+	// towards PerNetwork. A nil Known knows none.
 	Kept  int
 	Known func(netip.Addr) bool
 
 	mu             sync.Mutex
 	total, unknown int
-	// by counts the connections of addresses, and the unknown ones of /64s of IPv6.
+	// by counts the connections of each address, and the unknown ones of each /64 of IPv6.
 	by map[netip.Prefix]int
 }
 
-// Begin counts a connection of that peer until end is called, for the first time. It returns a reason and
-// no end if there is no place for the connection.
+// Begin counts a connection of peer until end is called; later calls of end do nothing. It returns
+// a nil end and a reason if a limit is reached.
 func (l *Limiter) Begin(peer net.Addr) (end func(), reason Reason) {
 	address := addressOf(peer)
 	unknown := l.Known == nil || !l.Known(address)
@@ -64,7 +63,7 @@ func (l *Limiter) Begin(peer net.Addr) (end func(), reason Reason) {
 	}), ""
 }
 
-// count is called with the lock held.
+// count must be called with mu held.
 func (l *Limiter) count(counted []netip.Prefix, unknown bool, n int) {
 	l.total += n
 	if unknown {
@@ -80,8 +79,8 @@ func (l *Limiter) count(counted []netip.Prefix, unknown bool, n int) {
 	}
 }
 
-// addressOf is what a peer is counted by. Peers without an address, as those of a Unix socket, are
-// counted together.
+// addressOf returns the zero Addr for peers without an address, such as those of a Unix socket:
+// they are counted together.
 func addressOf(peer net.Addr) netip.Addr {
 	if tcp, ok := peer.(*net.TCPAddr); ok {
 		return tcp.AddrPort().Addr().Unmap().WithZone("")
@@ -89,8 +88,8 @@ func addressOf(peer net.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// Listener returns a listener that closes the connections at once that are beyond the
-// limit, and calls rejected with them. The others count until they are closed.
+// Listener returns a listener that closes connections beyond the limit at once, and calls rejected
+// with them. The others count until they are closed.
 func (l *Limiter) Listener(inner net.Listener, rejected func(net.Addr, Reason)) net.Listener {
 	return &listener{inner, l, rejected}
 }
@@ -111,12 +110,11 @@ func (l *listener) Accept() (net.Conn, error) {
 		if end != nil {
 			return &conn{c, end}, nil
 		}
-		l.rejected(c.RemoteAddr(), reason) // before the peer learns of it
+		l.rejected(c.RemoteAddr(), reason) // before the peer notices
 		_ = c.Close()
 	}
 }
 
-// conn is a connection that is counted.
 type conn struct {
 	net.Conn
 	end func()

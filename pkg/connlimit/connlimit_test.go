@@ -17,7 +17,7 @@ import (
 
 func peer(ip string) net.Addr { return &net.TCPAddr{IP: net.ParseIP(ip), Port: 1} }
 
-// fill takes places until there are none, and returns why there are none.
+// fill takes all places, and returns the reason of the first rejection.
 func fill(l *Limiter, ip string) (ends []func(), why Reason) {
 	for {
 		end, reason := l.Begin(peer(ip))
@@ -38,7 +38,7 @@ func TestConnectionsAreCountedByAddressByNetworkAndInAll(t *testing.T) {
 		full Reason
 	}{
 		{"10.0.0.1", 4, ReasonAddress},
-		{"::ffff:10.0.0.1", 0, ReasonAddress}, // the same
+		{"::ffff:10.0.0.1", 0, ReasonAddress}, // the same address
 		{"2001:db8::1", 4, ReasonAddress},
 		{"2001:db8::2", 4, ReasonAddress},
 		{"2001:db8::3", 2, ReasonNetwork},
@@ -87,7 +87,6 @@ func TestRejectionsAreLoggedOfEachReasonUpToARate(t *testing.T) {
 	})
 }
 
-// serve echoes on a limited listener.
 func serve(t *testing.T, l *Limiter) (address string) {
 	t.Helper()
 	inner := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
@@ -102,15 +101,15 @@ func serve(t *testing.T, l *Limiter) (address string) {
 			go func() {
 				_, _ = io.Copy(c, c)
 				_ = c.Close()
-				_ = c.Close() // closing twice counts once
+				_ = c.Close() // a second Close does not count
 			}()
 		}
 	}()
 	return inner.Addr().String()
 }
 
-// served reports whether a new connection is served, and keeps it open until the test
-// ends or closes it.
+// served reports whether a new connection is served. The connection stays open until the test ends
+// or closes it.
 func served(t *testing.T, address string) (net.Conn, bool) {
 	t.Helper()
 	c := must.Get(net.Dial("tcp", address))(t)

@@ -11,11 +11,10 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Log logs connections that are rejected: of each reason the first hundred, then one a second, with
-// how many were not logged before it. Its methods may be called concurrently. Its fields must be set
-// before use.
+// Log logs rejected connections: the first hundred of each reason, then one per second with the
+// number of unlogged ones before it. Set its fields before use. Its methods may be called
+// concurrently.
 type Log struct {
-	// Logger gets Message with attributes.
 	Logger  *slog.Logger
 	Level   slog.Level
 	Message string
@@ -26,11 +25,11 @@ type Log struct {
 
 type rejections struct {
 	logged rate.Sometimes
-	// unlogged are those since the last that was logged, and that one.
+	// unlogged counts the rejections since the last logged one.
 	unlogged atomic.Int64
 }
 
-// Reject notes that a peer was rejected; err may be nil. The reasons must be few.
+// Reject logs a rejected peer; err may be nil. There must be few reasons.
 func (l *Log) Reject(peer net.Addr, reason string, err error) {
 	r := l.of(reason)
 	r.unlogged.Add(1)
