@@ -1,14 +1,13 @@
-// Package ops serves what those who run Carve look at: /healthz, /readyz,
-// /metrics, and of /debug/pprof the heap and the goroutines, over HTTPS.
+// Package ops serves /healthz, /readyz, /metrics, and the heap and goroutine profiles of
+// /debug/pprof over HTTPS.
 //
-// Health and readiness are open, because the kubelet's probes carry no
-// credentials; they say nothing but yes or why not. Metrics name volumes and
-// claims, and profiles cost time, so they are served only to those who present
-// the bearer token kept in a file; without such a file no one may read them. The certificate is made
-// at start, is kept in memory and is self-signed: it keeps the token off the
-// wire, it does not identify the server, as one of the uplink's CA could.
-// A TokenReview for each scrape would need no token of its own, and give the
-// agents rights in the API.
+// Health and readiness need no credentials, because the kubelet's probes carry none; they only
+// answer yes or the reason for no. Metrics name volumes and claims, and profiles cost time, so they
+// need the bearer token in a file; without such a file they are off.
+//
+// The certificate is created at start, kept in memory and self-signed. It keeps the token off the
+// wire, but does not identify the server as one of the uplink's CA could. A TokenReview per scrape
+// would save the token, but give the agents rights in the API.
 package ops
 
 import (
@@ -38,17 +37,17 @@ import (
 )
 
 const (
-	// probeTimeout bounds one health or readiness check; it is below the
-	// kubelet's usual probe timeouts.
+	// probeTimeout limits one health or readiness check. It is below the kubelet's usual probe
+	// timeouts.
 	probeTimeout = 2 * time.Second
-	// certificateLife is as long as a process may reasonably run.
+	// certificateLife exceeds the run of any process.
 	certificateLife = 10 * 365 * 24 * time.Hour
-	// shutdownTimeout bounds how long Serve waits for requests in flight.
+	// shutdownTimeout limits how long Serve waits for requests in flight.
 	shutdownTimeout = 2 * time.Second
-	// maxConnections bounds the connections, maxConnectionsPerAddress those of one
-	// address, and maxConnectionsPerNetwork those of one /64 of IPv6, in which the kubelet may be
-	// together with all Pods of its node: any Pod can connect, and none may take the memory and the open files
-	// of the process. The kubelet and Prometheus keep one or two each.
+	// maxConnections, maxConnectionsPerAddress and maxConnectionsPerNetwork (per /64 of IPv6, which
+	// may hold the kubelet and all Pods of its node) limit the connections: any Pod can connect,
+	// and must not exhaust the process's memory and open files. The kubelet and Prometheus keep one
+	// or two each.
 	maxConnections           = 512
 	maxConnectionsPerAddress = 8
 	maxConnectionsPerNetwork = 128
@@ -56,22 +55,21 @@ const (
 
 // Options configure Serve.
 type Options struct {
-	// Address to listen on, host:port. Empty means that nothing is served.
+	// Address is the host:port to listen on. Serve does nothing if it is empty.
 	Address string
-	// MetricsTokenFile holds the bearer token for /metrics and /debug/pprof. It is
-	// read at every request, so it may be made or replaced at any time. Empty, or a
-	// missing or empty file, means that both answer 403.
+	// MetricsTokenFile holds the bearer token for /metrics and /debug/pprof. Every request reads
+	// it, so it may be created or replaced at any time. Without a path, or if the file is missing
+	// or empty, both answer 403.
 	MetricsTokenFile string
-	// Registry has the metrics.
-	Registry *prometheus.Registry
-	// Healthy says why the process should be restarted, Ready why it should not
-	// be relied on yet. Nil means always. They are given probeTimeout.
+	Registry         *prometheus.Registry
+	// Healthy returns why the process should be restarted, Ready why it cannot be relied on yet.
+	// Nil functions always succeed. Their context ends after probeTimeout.
 	Healthy, Ready func(context.Context) error
 	Log            *slog.Logger
 }
 
-// Serve listens and answers until ctx is done, then ends within
-// two seconds. It returns an error only when it could not listen or serve.
+// Serve listens and answers until ctx is done, then returns within about two seconds. It returns an
+// error only if it cannot listen or serve.
 func Serve(ctx context.Context, o Options) error {
 	if o.Address == "" {
 		<-ctx.Done()
@@ -90,7 +88,7 @@ func serve(ctx context.Context, listener net.Listener, o Options) error {
 		return errors.Join(fmt.Errorf("make the certificate for health and metrics: %w", err), listener.Close())
 	}
 	protocols := new(http.Protocols)
-	protocols.SetHTTP1(true) // by HTTP/2, one connection would carry many requests at once
+	protocols.SetHTTP1(true) // HTTP/2 would allow many concurrent requests per connection
 	server := &http.Server{
 		Handler:           handler(o),
 		TLSConfig:         &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{certificate}},
@@ -135,8 +133,8 @@ func handler(o Options) http.Handler {
 	return mux
 }
 
-// profile answers with one of the runtime's profiles, for `go tool pprof`. The package net/http/pprof, once
-// imported, would serve them and more to everyone on http.DefaultServeMux.
+// profile answers with a profile of the runtime, for `go tool pprof`. Importing net/http/pprof
+// would serve these and more to everyone on http.DefaultServeMux.
 func profile(name string, log *slog.Logger) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/octet-stream")
@@ -160,8 +158,7 @@ func probe(check func(context.Context) error) http.Handler {
 	})
 }
 
-// authorized lets a request through only with the bearer token that the file
-// holds now.
+// authorized checks the bearer token against the current content of file.
 func authorized(file string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		want := ""

@@ -22,7 +22,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// start serves o on a loopback port and returns its address.
 func start(t *testing.T, o Options) string {
 	t.Helper()
 	registry := prometheus.NewRegistry()
@@ -144,7 +143,7 @@ func dial(from, address string, protocols ...string) (*tls.Conn, error) {
 	return tls.DialWithDialer(dialer, "tcp", address, &tls.Config{InsecureSkipVerify: true, NextProtos: protocols})
 }
 
-// A connection of HTTP/2 would carry many requests at once.
+// HTTP/2 would allow many concurrent requests per connection.
 func TestOnlyHTTP1IsSpoken(t *testing.T) {
 	address := start(t, Options{})
 	conn := must.Get(dial("127.0.0.1", address, "h2", "http/1.1"))(t)
@@ -158,7 +157,7 @@ func TestOnlyHTTP1IsSpoken(t *testing.T) {
 	}
 }
 
-// Health is open to any Pod, and none may keep the kubelet from asking for it.
+// Any Pod may ask for health, and none may keep the kubelet from doing so.
 func TestOneAddressCannotTakeAllConnections(t *testing.T) {
 	var log logtest.Recorder
 	address := start(t, Options{Log: log.Logger()})
