@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// BenchmarkFreeSpace is what publishing one node's free space costs while claims wait there.
+// BenchmarkFreeSpace measures publishing one node's free space while claims wait there.
 func BenchmarkFreeSpace(b *testing.B) {
 	for _, waiting := range []int{0, 10, 1000} {
 		b.Run(fmt.Sprintf("%d reservations", waiting), func(b *testing.B) {
@@ -18,7 +18,7 @@ func BenchmarkFreeSpace(b *testing.B) {
 	}
 }
 
-// BenchmarkCandidates is what choosing among 1,000 nodes costs, and among 5,000 of which 95 % are full.
+// BenchmarkCandidates measures choosing among 1,000 nodes, and among 5,000 of which 95 % are full.
 func BenchmarkCandidates(b *testing.B) {
 	for _, waiting := range []int{0, 10} {
 		b.Run(fmt.Sprintf("%d reservations per node", waiting), func(b *testing.B) {
@@ -41,8 +41,8 @@ func BenchmarkCandidates(b *testing.B) {
 	}
 }
 
-// BenchmarkReserve is a claim that comes and goes on a node where 1,000 wait,
-// with the free space published after each step.
+// BenchmarkReserve reserves and releases a claim on a node where 1,000 wait, and publishes the free
+// space after each step.
 func BenchmarkReserve(b *testing.B) {
 	l := loadedLedger(1, 1000)
 	r := Reservation{Claim: "x", Volume: "pvc-x", Node: "node-0", Class: "c", Bytes: mib, Deadline: time.Unix(2000, 0)}
@@ -54,7 +54,6 @@ func BenchmarkReserve(b *testing.B) {
 	}
 }
 
-// BenchmarkReport is a node that reports while 1,000 claims wait there.
 func BenchmarkReport(b *testing.B) {
 	l := loadedLedger(1, 1000)
 	r := NodeReport{Classes: []ClassReport{class("other", mib), class("c", 1<<40)}, Volumes: counted("pvc-a", "pvc-b")}

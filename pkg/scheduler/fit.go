@@ -9,23 +9,22 @@ import (
 
 // Demand is one volume that a Pod needs.
 type Demand struct {
-	// Claim is the claim's UID, for the caller; the ledger does not read it.
+	// Claim is the claim's UID, for the caller; the ledger ignores it.
 	Claim string
-	// Class is the device class, empty for each node's default one; Bytes the
-	// size asked for.
+	// Class is the device class; empty means each node's default. Bytes is the requested size.
 	Class string
 	Bytes int64
 }
 
-// ShortError says that a node cannot take volumes together.
+// ShortError means that a node lacks the space for all volumes together.
 type ShortError struct {
-	// Node is the node, Class the device class of the largest volume that finds
-	// too little free space, under the name by which the node knows it.
+	// Class is the device class, by the node's name for it, of the largest volume that does not
+	// fit.
 	Node, Class string
-	// Bytes is what that volume asks of the class, rounded up, and Left what
-	// there is for it beside the others.
+	// Bytes is that volume's size in the class, rounded up. Left is the space for it besides the
+	// others.
 	Bytes, Left int64
-	// Beside are the other demands that draw on the same group.
+	// Beside holds the other demands on the same group.
 	Beside []Demand
 }
 
@@ -34,14 +33,13 @@ func (e *ShortError) Error() string {
 		e.Node, e.Class, quantity.Bytes(e.Left), quantity.Bytes(e.Bytes))
 }
 
-// Fit returns nil when a node can take all of the demands together, in whatever
-// order they come, beside all that is reserved there, or else why not: a *ShortError
-// when it is for want of free space.
+// Fit returns nil if a node can take all demands together, in any order, besides its reservations.
+// It returns a *ShortError if the node lacks free space, and other errors for other reasons.
 func (l *Ledger) Fit(name string, demands []Demand) error {
 	return l.fit(name, demands, false)
 }
 
-// FitAlone is Fit as though nothing else were reserved, and nothing were held.
+// FitAlone is Fit that ignores reservations and holds.
 func (l *Ledger) FitAlone(name string, demands []Demand) error {
 	return l.fit(name, demands, true)
 }
@@ -54,7 +52,7 @@ func (l *Ledger) fit(name string, demands []Demand, alone bool) error {
 		return fmt.Errorf("node %s has not reported its capacity", name)
 	}
 	l.lapse(name, n)
-	others := map[string]sum{} // what they have reserved, by group
+	others := map[string]sum{} // by group
 	if !alone {
 		for group, s := range n.reserved {
 			others[group] = *s
@@ -84,8 +82,8 @@ func (l *Ledger) fit(name string, demands []Demand, alone bool) error {
 	for i, v := range open {
 		before, beside := others[v.class.Group], all[v.class.Group]
 		beside.sub(v.cost)
-		// As in FreeSpace, what others wait for may come out of the largest stretch
-		// of space; the Pod's own volumes may each take another one.
+		// As in FreeSpace, reservations of others may come out of the largest stretch of space; the
+		// Pod's own volumes may each take a different one.
 		free := min(v.class.freeSpace(before.saturated()).MaximumVolume, v.class.freeSpace(beside.saturated()).Available)
 		if v.size > free && (short < 0 || v.cost > open[short].cost) {
 			short, left = i, free

@@ -22,7 +22,7 @@ func TestFit(t *testing.T) {
 	for name, test := range map[string]struct {
 		reserved []Reservation
 		demands  []Demand
-		short    string // what the refusal names, empty when all fit
+		short    string // expected in the error; empty if all fit
 	}{
 		"a Pod without volumes of ours fits everywhere": {},
 		"two claims that fill the node together": {
@@ -109,7 +109,6 @@ func TestAPodFitsWhereItsSumDoesAndEachOfItsVolumes(t *testing.T) {
 	})
 }
 
-// permute calls f with every order of the demands.
 func permute(demands []Demand, f func([]Demand)) {
 	var from func(int)
 	from = func(i int) {
@@ -149,9 +148,8 @@ func TestAPodFitsWhereItsVolumesDoOneAfterAnotherInAnyOrder(t *testing.T) {
 		for i := range rapid.IntRange(0, 4).Draw(t, "demands") {
 			demands = append(demands, volume(fmt.Sprint("claim", i)))
 		}
-		// fits is what reserving one after another shows, beside what others have
-		// reserved, whichever order. None of them is held to lie in the same
-		// stretch of space as another.
+		// fits reserves one demand after another, besides those of others, in every order. It does
+		// not assume that any two lie in the same stretch of space.
 		fits := func(others []Demand) bool {
 			all := true
 			permute(slices.Clone(demands), func(order []Demand) {
@@ -182,7 +180,7 @@ func TestAPodFitsWhereItsVolumesDoOneAfterAnotherInAnyOrder(t *testing.T) {
 func TestAPodFitsWhereItsGroupsHoldAllThatItsVolumesTake(t *testing.T) {
 	now := time.Unix(1000, 0)
 	rapid.Check(t, func(t *rapid.T) {
-		// Whole units of the coarsest layout: no class' report leaves any of it out.
+		// Whole units of the coarsest layout, so that every class's report covers all of it.
 		free := rapid.Int64Range(1, 60).Draw(t, "free") * 8 * mib
 		plain, mirrored := class("plain", free), class("mirrored", (free-8*mib)/2)
 		mirrored.UnitCost, mirrored.VolumeCost = 8*mib, 8*mib

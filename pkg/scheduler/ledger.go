@@ -9,31 +9,28 @@ import (
 	"time"
 )
 
-// ClassReport is what a node says about one of its device classes. Sizes are
-// in bytes and not negative.
+// ClassReport is a node's report of one device class. Sizes are in bytes and not negative.
 type ClassReport struct {
-	// Name is the device class; Default says that it stands for the empty name.
+	// Default means that the class also has the empty name.
 	Name    string
 	Default bool
-	// Group identifies the volume group whose space the class draws on.
+	// Group identifies the volume group that the class shares with others.
 	Group string
-	// Total, Available and MaximumVolume are what there is, what volumes may
-	// take in sum, and the largest volume that can be made now.
+	// Total is the size of the class, Available the space for volumes in sum, and MaximumVolume the
+	// largest volume that fits now.
 	Total, Available, MaximumVolume int64
-	// MinimumVolume and AllocationUnit say what a small request really takes.
+	// A volume is at least MinimumVolume large, and a multiple of AllocationUnit.
 	MinimumVolume, AllocationUnit int64
-	// UnitCost is what an allocation unit of a volume takes of the group, and
-	// VolumeCost what a volume takes besides. A UnitCost of 0 means that volumes
-	// take just their size.
+	// UnitCost is the group's space that one allocation unit of a volume takes, and VolumeCost what
+	// a volume takes in addition. A UnitCost of 0 means that volumes take just their size.
 	UnitCost, VolumeCost int64
 }
 
-// size is how large a volume becomes of which so many bytes are asked for.
 func (c ClassReport) size(bytes int64) int64 {
 	return roundUp(max(bytes, c.MinimumVolume), c.AllocationUnit)
 }
 
-// cost is what such a volume takes of its group.
+// cost returns the group's space that a volume of the requested bytes takes.
 func (c ClassReport) cost(bytes int64) int64 {
 	bytes = c.size(bytes)
 	if !c.costsMore() {
@@ -42,8 +39,7 @@ func (c ClassReport) cost(bytes int64) int64 {
 	return saturatingAdd(saturatingMultiply(bytes/c.AllocationUnit, c.UnitCost), c.VolumeCost)
 }
 
-// worth is how much less of the class there is when so much of its group is
-// taken: whole units, rounded up.
+// worth converts taken space of the group into lost space of the class: whole units, rounded up.
 func (c ClassReport) worth(taken int64) int64 {
 	if !c.costsMore() {
 		return taken
@@ -51,8 +47,8 @@ func (c ClassReport) worth(taken int64) int64 {
 	return saturatingMultiply(roundUp(taken, c.UnitCost)/c.UnitCost, c.AllocationUnit)
 }
 
-// freeSpace is what may be published of the class when so much of its group is taken since it
-// was reported.
+// freeSpace returns the space to publish after taken bytes of the group were reserved since the
+// report.
 func (c ClassReport) freeSpace(taken int64) FreeSpace {
 	less := c.worth(taken)
 	return FreeSpace{
@@ -62,7 +58,6 @@ func (c ClassReport) freeSpace(taken int64) FreeSpace {
 	}
 }
 
-// largestVolume is the largest volume that fits so much free space.
 func (c ClassReport) largestVolume(free int64) int64 {
 	if c.AllocationUnit > 1 {
 		free -= free % c.AllocationUnit
@@ -79,14 +74,13 @@ func (c ClassReport) costsMore() bool {
 
 // NodeReport is the whole state of one node.
 type NodeReport struct {
-	// Epoch and Generation order a node's reports: of one epoch, the higher
-	// generation is the later state. An empty epoch is always taken for the
-	// latest.
+	// Epoch and Generation order a node's reports: within an epoch, the higher generation is later.
+	// An empty epoch counts as the latest.
 	Epoch      string
 	Generation uint64
 	Classes    []ClassReport
-	// Volumes holds the names of the volumes that Classes account for. The
-	// ledger keeps the map and only reads it.
+	// Volumes holds the names of the volumes that Classes account for. The ledger keeps the map and
+	// only reads it.
 	Volumes map[string]struct{}
 }
 
@@ -94,70 +88,65 @@ type NodeReport struct {
 type Reservation struct {
 	// Claim is the claim's UID and the reservation's key.
 	Claim string
-	// Volume is the name under which the node will report the volume.
+	// Volume is the name in the node's reports.
 	Volume string
-	// Node and Class say where; an empty Class is the node's default one.
+	// An empty Class means the node's default.
 	Node, Class string
-	// Bytes is the size asked for, before rounding.
+	// Bytes is the requested size, before rounding.
 	Bytes int64
-	// Deadline is when the reservation lapses if nothing else ended it.
+	// Deadline is when the reservation lapses if nothing else ends it.
 	Deadline time.Time
 }
 
-// FreeSpace is what may be reserved for new claims, in bytes.
+// FreeSpace is the space for new claims, in bytes.
 type FreeSpace struct {
-	// Total is the size of the class; it does not change with use.
+	// Total is the size of the class, whatever its use.
 	Total int64
-	// Available is what new volumes may take in sum.
+	// Available is the space for new volumes in sum.
 	Available int64
-	// MaximumVolume is the largest volume to publish. It is kept low when
-	// reservations are open: each might take from the same stretch of space.
+	// MaximumVolume is the largest volume to publish. Every reservation lowers it, because each may
+	// take from the same stretch of space.
 	MaximumVolume int64
 }
 
-// Besides is what of free space can be had as volumes of which each takes so many bytes
-// besides its own size.
+// Besides deducts the overhead of a volume that takes the given bytes in addition to its size.
 func (r FreeSpace) Besides(bytes int64) FreeSpace {
 	r.Available, r.MaximumVolume = max(0, r.Available-bytes), max(0, r.MaximumVolume-bytes)
 	return r
 }
 
-// fits reports whether one volume of so many bytes may be reserved.
 func (r FreeSpace) fits(bytes int64) bool { return r.MaximumVolume >= bytes && r.Available >= bytes }
 
-// Ledger holds reports and reservations. All methods may be called
-// concurrently; each is atomic.
+// Ledger holds reports and reservations. Its methods are atomic and may be called concurrently.
 //
-// What is reserved is kept as a sum per node and group, so that free space costs the
-// same however many claims wait.
+// It keeps reservations as a sum per node and group, so that computing free space takes the same
+// time however many claims wait.
 type Ledger struct {
 	now func() time.Time
 
 	mu     sync.Mutex
 	nodes  map[string]*node
-	claims map[string]*entry // by claim
-	// lapsed are nodes whose free space grew because reservations were found to be
-	// past their deadline, and that Expire has yet to return.
+	claims map[string]*entry // by claim UID
+	// lapsed holds the nodes for the next Expire.
 	lapsed map[string]struct{}
-	// held has the device classes in which nothing new is to be placed, by node;
-	// an empty class stands for all of the node.
+	// held holds the device classes that are closed to new placements, by node; an empty class
+	// means the whole node.
 	held map[string]map[string]struct{}
 }
 
-// node is what is known of one node. It exists while there is a report or a
-// reservation.
+// node exists while it has a report or a reservation.
 type node struct {
 	report   NodeReport
 	reported bool
 	claims   map[string]*entry
-	// reserved is what the charges of claims come to, by group.
+	// reserved sums the charges of claims by group.
 	reserved map[string]*sum
-	// soonest is not after the first deadline of claims.
+	// soonest is no later than the first deadline of claims.
 	soonest time.Time
 }
 
-// entry is a reservation and what it was charged, in bytes of its group: nothing
-// while its class is unknown on its node.
+// entry is a reservation and its charge in bytes of its group. It is not charged while its class is
+// unknown on its node.
 type entry struct {
 	Reservation
 	group   string
@@ -165,14 +154,13 @@ type entry struct {
 	charged bool
 }
 
-// NewLedger makes an empty ledger that asks now for the time.
+// NewLedger returns an empty ledger that gets the time from now.
 func NewLedger(now func() time.Time) *Ledger {
 	return &Ledger{now: now, nodes: map[string]*node{}, claims: map[string]*entry{}, lapsed: map[string]struct{}{}, held: map[string]map[string]struct{}{}}
 }
 
-// Report replaces what is known of a node and, in the same instant, ends the
-// reservations of the volumes that the report counts. A report that is older
-// than the last one is ignored.
+// Report replaces the report of a node and atomically ends the reservations of the volumes that it
+// counts. It ignores a report older than the last one.
 func (l *Ledger) Report(name string, r NodeReport) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -192,8 +180,8 @@ func (l *Ledger) Report(name string, r NodeReport) {
 	}
 }
 
-// Forget drops what a node reported. Reservations on it stay until they end
-// by themselves: the node may come back.
+// Forget drops the report of a node. Reservations on it stay until they end by themselves: the node
+// may come back.
 func (l *Ledger) Forget(name string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -209,9 +197,8 @@ func (l *Ledger) Forget(name string) {
 	l.tidy(name, n)
 }
 
-// Hold makes a device class of a node, or with an empty class all of the node, seem
-// full to new placements, until it is called with false. What is reserved there stays
-// reserved. A node may be held that has not reported.
+// Hold makes a device class of a node, or the whole node if class is empty, seem full to new
+// placements until it is called with false. Reservations stay. The node need not have reported.
 func (l *Ledger) Hold(name, class string, held bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -227,17 +214,16 @@ func (l *Ledger) Hold(name, class string, held bool) {
 	}
 }
 
-// holds reports whether nothing is to be placed in a class of a node. The caller
-// holds l.mu.
+// holds must be called with l.mu held.
 func (l *Ledger) holds(name, class string) bool {
 	_, whole := l.held[name][""]
 	_, held := l.held[name][class]
 	return whole || held
 }
 
-// Reserve makes, renews, resizes or moves the reservation of a claim. Where
-// the node's report already counts the volume, the claim needs none, and one
-// that it had elsewhere ends. It returns the nodes whose free space changed.
+// Reserve creates, renews, resizes or moves the reservation of a claim. If the node's report
+// already counts the volume, it ends the claim's reservation instead. It returns the nodes whose
+// free space changed.
 func (l *Ledger) Reserve(r Reservation) (changed []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -259,7 +245,7 @@ func (l *Ledger) Reserve(r Reservation) (changed []string) {
 	}
 	e := &entry{Reservation: r}
 	l.claims[r.Claim] = e
-	l.nodes[r.Node] = n // drop may have been of the node's last reservation
+	l.nodes[r.Node] = n // drop may have removed the node with its last reservation
 	if len(n.claims) == 0 || r.Deadline.Before(n.soonest) {
 		n.soonest = r.Deadline
 	}
@@ -268,8 +254,8 @@ func (l *Ledger) Reserve(r Reservation) (changed []string) {
 	return changed
 }
 
-// Release ends the reservation of a claim. It returns the node whose free space
-// grew, or false when the claim had none.
+// Release ends the reservation of a claim. It returns the node whose free space grew, or false if
+// the claim had none.
 func (l *Ledger) Release(claim string) (node string, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -291,8 +277,8 @@ func (l *Ledger) ReleaseAll() {
 	clear(l.lapsed)
 }
 
-// Expire ends the reservations whose deadline has passed and returns the
-// nodes whose free space grew since it was last called, for that reason, once each.
+// Expire ends the reservations whose deadline has passed. It returns the nodes whose free space
+// grew for that reason since the last call, once each.
 func (l *Ledger) Expire() (changed []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -304,15 +290,15 @@ func (l *Ledger) Expire() (changed []string) {
 	return changed
 }
 
-// Reservations is how many are open.
+// Reservations returns the number of open reservations.
 func (l *Ledger) Reservations() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.claims)
 }
 
-// FreeSpace is what a class of a node may reserve, and false when the node did
-// not report or does not have the class. An empty class is the default one.
+// FreeSpace returns the free space of a class of a node, or false if the node did not report or
+// lacks the class. An empty class is the default.
 func (l *Ledger) FreeSpace(name, class string) (FreeSpace, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -324,8 +310,8 @@ func (l *Ledger) FreeSpace(name, class string) (FreeSpace, bool) {
 	return c.FreeSpace, ok
 }
 
-// Candidates returns the nodes that have the class and at least so many bytes free for one volume, with
-// their free space, in no particular order. For 0 bytes these are all nodes that have the class.
+// Candidates returns the nodes that have the class and at least the given free bytes for one
+// volume, in no particular order. With 0 it returns all nodes that have the class.
 func (l *Ledger) Candidates(class string, least int64) []Candidate {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -338,7 +324,7 @@ func (l *Ledger) Candidates(class string, least int64) []Candidate {
 	return out
 }
 
-// candidate returns a node as one of those that have the class, or false. The caller holds l.mu.
+// candidate must be called with l.mu held.
 func (l *Ledger) candidate(name string, n *node, class string) (Candidate, bool) {
 	if !n.reported {
 		return Candidate{}, false
@@ -359,7 +345,6 @@ func (l *Ledger) candidate(name string, n *node, class string) (Candidate, bool)
 	return Candidate{Node: name, FreeSpace: free, Volumes: len(n.report.Volumes) + len(n.claims), Held: held}, true
 }
 
-// node returns the node, made if need be.
 func (l *Ledger) node(name string) *node {
 	n := l.nodes[name]
 	if n == nil {
@@ -369,14 +354,12 @@ func (l *Ledger) node(name string) *node {
 	return n
 }
 
-// tidy forgets a node of which nothing is known.
 func (l *Ledger) tidy(name string, n *node) {
 	if !n.reported && len(n.claims) == 0 {
 		delete(l.nodes, name)
 	}
 }
 
-// lapse ends the node's reservations whose deadline has passed.
 func (l *Ledger) lapse(name string, n *node) {
 	now := l.now()
 	if len(n.claims) == 0 || !now.After(n.soonest) {
@@ -406,7 +389,6 @@ func (l *Ledger) drop(claim string) {
 	l.tidy(e.Node, n)
 }
 
-// charge adds a reservation to what its group owes, if the node has its class.
 func (n *node) charge(e *entry) {
 	c, ok := findClass(n.report.Classes, e.Class)
 	if !ok {
@@ -430,8 +412,8 @@ func findClass(classes []ClassReport, name string) (ClassReport, bool) {
 	return ClassReport{}, false
 }
 
-// roundUp returns the smallest multiple of unit that holds n; a unit of zero
-// or less rounds nothing. It saturates instead of overflowing.
+// roundUp returns the smallest multiple of unit that is at least n. A unit up to 1 rounds nothing.
+// It saturates instead of overflowing.
 func roundUp(n, unit int64) int64 {
 	if unit <= 1 || n%unit == 0 {
 		return n
@@ -447,7 +429,7 @@ func saturatingAdd(a, b int64) int64 {
 	return a + b
 }
 
-// saturatingMultiply is for factors that are not negative.
+// saturatingMultiply requires factors that are not negative.
 func saturatingMultiply(a, b int64) int64 {
 	high, low := bits.Mul64(uint64(a), uint64(b))
 	if high > 0 || low > math.MaxInt64 {
@@ -456,8 +438,7 @@ func saturatingMultiply(a, b int64) int64 {
 	return int64(low)
 }
 
-// sum adds up sizes without ever overflowing, so that what was added can be
-// taken away again.
+// sum has 128 bits, so that it never overflows and whatever was added can be subtracted.
 type sum struct{ high, low uint64 }
 
 func (s *sum) add(n int64) {
@@ -472,7 +453,6 @@ func (s *sum) sub(n int64) {
 	s.high -= borrow
 }
 
-// saturated is the sum, or the largest int64 when it is larger.
 func (s *sum) saturated() int64 {
 	if s.high > 0 || s.low > math.MaxInt64 {
 		return math.MaxInt64

@@ -11,31 +11,30 @@ import (
 	"pgregory.net/rapid"
 )
 
-// world is what really happens: nodes that make and delete volumes, their
-// reports on the way to the ledger, and claims. Every step that it takes it
-// also reports to the ledger, through what may be lost, repeated or overtaken.
+// world is the reality behind the reports: nodes that create and delete volumes, reports in
+// transit, and claims. It passes every step to the ledger through reports that may be lost,
+// repeated or overtaken.
 type world struct {
 	t      *rapid.T
 	ledger *Ledger
 	now    time.Time
 	nodes  map[string]*realNode
-	// claims are those that reserve, by the world's own book-keeping.
+	// claims holds the claims that reserve, by the world's own accounting.
 	claims map[string]Reservation
 	next   int
 }
 
-// realNode has two groups: "shared", of the classes "small" (the default one)
-// and "large", which differ in granularity, and "mirrored", whose volumes lie
-// there twice, with a unit of bookkeeping beside each half; and "own", of the
-// class "own".
+// realNode has two groups. "shared" has the classes "small" (the default) and "large", which differ
+// in granularity, and "mirrored", whose volumes take their size twice, plus a unit of bookkeeping
+// for each half. "own" has the class "own".
 type realNode struct {
 	epoch      int
 	generation uint64
 	free       map[string]int64
 	volumes    map[string]realVolume
-	// sent are reports of this epoch that may still arrive.
+	// sent holds reports of this epoch that may still arrive.
 	sent []NodeReport
-	// known is the latest report that did, nil for a node that is not known.
+	// known is the latest report that arrived, nil if none.
 	known *NodeReport
 }
 
@@ -58,8 +57,7 @@ func (n *realNode) classes() []ClassReport {
 	return []ClassReport{describe("small", "shared", 0, mib), describe("large", "shared", 8*mib, 4*mib), mirrored, describe("own", "own", 0, 4*mib)}
 }
 
-// offers is what volumes of a class may take in sum where so much of its group
-// is free.
+// offers returns the sum of volumes that a class offers when free bytes of its group are free.
 func offers(class string, free int64) int64 {
 	if class == "mirrored" {
 		return max(0, (free-2*mib)/(4*mib)*(2*mib))
@@ -67,7 +65,6 @@ func offers(class string, free int64) int64 {
 	return free
 }
 
-// takes is what a claim takes on a node.
 func takes(class string, bytes int64) int64 {
 	switch class {
 	case "large":
@@ -80,7 +77,6 @@ func takes(class string, bytes int64) int64 {
 	return roundUp(bytes, mib)
 }
 
-// snapshot is the node's report of its present state.
 func (n *realNode) snapshot() NodeReport {
 	r := NodeReport{Epoch: fmt.Sprint("epoch ", n.epoch), Generation: n.generation, Classes: n.classes(), Volumes: map[string]struct{}{}}
 	for name := range n.volumes {
@@ -94,7 +90,6 @@ func (n *realNode) changed() {
 	n.sent = append(n.sent, n.snapshot())
 }
 
-// arrive delivers a report.
 func (w *world) arrive(name string, r NodeReport) {
 	w.ledger.Report(name, r)
 	n := w.nodes[name]
@@ -109,7 +104,6 @@ func (w *world) arrive(name string, r NodeReport) {
 	}
 }
 
-// reserve reports to the ledger a claim that chose a node.
 func (w *world) reserve(r Reservation) {
 	r.Deadline = w.now.Add(time.Minute)
 	w.ledger.Reserve(r)
@@ -235,7 +229,6 @@ func (w *world) steps() map[string]func(*rapid.T) {
 	}
 }
 
-// check holds the ledger to its invariants.
 func (w *world) check(t *rapid.T) {
 	if got := w.ledger.Reservations(); got != len(w.claims) {
 		t.Fatalf("%d reservations, want %d", got, len(w.claims))
@@ -268,7 +261,7 @@ func (w *world) check(t *rapid.T) {
 			if wantMaximum -= wantMaximum % c.AllocationUnit; wantMaximum < c.MinimumVolume {
 				wantMaximum = 0
 			}
-			// What is offered, the group can really hold beside all that is reserved.
+			// The group must hold the offered space besides all reservations.
 			whole, _ := findClass(n.known.Classes, group)
 			if group == "shared" {
 				whole, _ = findClass(n.known.Classes, "small")
@@ -287,7 +280,6 @@ func (w *world) check(t *rapid.T) {
 	}
 }
 
-// checkCandidates holds what Candidates returns to what FreeSpace says of each node.
 func (w *world) checkCandidates(t *rapid.T) {
 	least := rapid.SampledFrom([]int64{0, 1, 4 * mib, 100 * mib, 200 * mib, math.MaxInt64}).Draw(t, "least")
 	for class := range groups {
@@ -307,7 +299,7 @@ func (w *world) checkCandidates(t *rapid.T) {
 	}
 }
 
-// finish lets every node report and every claim end, and expects the truth.
+// finish lets every node report and every claim end, and expects the real free space.
 func (w *world) finish(t *rapid.T) {
 	for _, claim := range slices.Sorted(maps.Keys(w.claims)) {
 		delete(w.claims, claim)

@@ -84,7 +84,7 @@ func TestLedger(t *testing.T) {
 			wantFree(t, l, "n", "other", 70*mib, 68*mib)
 		},
 		"what a class takes of its group beyond its size is charged to all that share it": func(t *testing.T, l *Ledger) {
-			// Two mirrors, with a unit of bookkeeping beside each.
+			// Two mirrors, with a unit of bookkeeping each.
 			mirrored := class("mirrored", 44*mib)
 			mirrored.UnitCost, mirrored.VolumeCost = 8*mib, 8*mib
 			l.Report("n", NodeReport{Classes: []ClassReport{class("c", 96*mib), mirrored}})
@@ -176,11 +176,11 @@ func TestAReportThatIsOlderThanTheLastOneIsIgnored(t *testing.T) {
 	report("e1", 1, 100*mib)
 	l.Reserve(Reservation{Claim: "a", Volume: "pvc-a", Node: "n", Class: "c", Bytes: 8 * mib, Deadline: now.Add(time.Minute)})
 	report("e1", 3, 92*mib, "pvc-a")
-	report("e1", 2, 100*mib) // overtaken: would offer what pvc-a has taken
+	report("e1", 2, 100*mib) // overtaken: it would offer the space of pvc-a
 	wantFree(t, l, "n", "c", 92*mib, 92*mib)
-	report("e1", 3, 92*mib, "pvc-a") // twice is once
+	report("e1", 3, 92*mib, "pvc-a") // repeated
 	wantFree(t, l, "n", "c", 92*mib, 92*mib)
-	report("e2", 1, 100*mib) // the node's agent started anew
+	report("e2", 1, 100*mib) // lvmd restarted
 	wantFree(t, l, "n", "c", 100*mib, 100*mib)
 }
 

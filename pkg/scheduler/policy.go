@@ -7,32 +7,32 @@ import (
 	"strings"
 )
 
-// Candidate is a node that a volume could be made on.
+// Candidate is a node that may take a volume.
 type Candidate struct {
 	Node      string
 	FreeSpace FreeSpace
-	// Volumes is how many it holds or is about to hold.
+	// Volumes counts the volumes that it holds or will hold.
 	Volumes int
-	// Held says that nothing is to be placed on it: see Ledger.Hold. Its free space is none then.
+	// Held means that Ledger.Hold closed it to placements; its free space is then zero.
 	Held bool
 }
 
-// Policy says which of several nodes that fit is to be preferred.
+// Policy ranks the nodes that fit a volume.
 type Policy string
 
 const (
-	// MostFree spreads: the node with the most free space.
+	// MostFree spreads: it prefers the most free space.
 	MostFree Policy = "most-free"
-	// LeastFree packs: the node with the least free space that still fits.
+	// LeastFree packs: it prefers the least free space that fits.
 	LeastFree Policy = "least-free"
-	// FewestVolumes spreads by count: the node with the fewest volumes.
+	// FewestVolumes spreads by count.
 	FewestVolumes Policy = "fewest-volumes"
 )
 
-// Policies are all there are, the default one first.
+// Policies lists all policies, the default first.
 var Policies = []Policy{MostFree, LeastFree, FewestVolumes}
 
-// PolicyNames lists what ParsePolicy takes, for messages.
+// PolicyNames lists the valid names, for messages.
 func PolicyNames() string {
 	names := make([]string, len(Policies))
 	for i, p := range Policies {
@@ -41,7 +41,7 @@ func PolicyNames() string {
 	return strings.Join(names, ", ")
 }
 
-// ParsePolicy returns the policy of that name; empty means the default one.
+// ParsePolicy returns the policy of that name; empty means the default.
 func ParsePolicy(name string) (Policy, error) {
 	if name == "" {
 		return Policies[0], nil
@@ -52,8 +52,8 @@ func ParsePolicy(name string) (Policy, error) {
 	return Policy(name), nil
 }
 
-// Rank returns the candidates that fit a volume of size bytes, best first.
-// Equal ones are ordered by name, so that the answer depends on nothing else.
+// Rank returns the candidates that fit a volume of size bytes, best first. It orders equal ones by
+// name, for a deterministic result.
 func (p Policy) Rank(size int64, candidates []Candidate) []Candidate {
 	fit := slices.DeleteFunc(slices.Clone(candidates), func(c Candidate) bool { return !c.FreeSpace.fits(size) })
 	slices.SortFunc(fit, func(a, b Candidate) int {

@@ -10,8 +10,8 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/apis/config/scheme"
 )
 
-// arguments decodes what a scheduler's profile has for the plugin as the scheduler decodes VolumeBinding's arguments:
-// strictly, and with the same defaults. Their values are checked later, by VolumeBinding.
+// arguments decodes the plugin's arguments as the scheduler decodes VolumeBinding's: strictly, and
+// with the same defaults. VolumeBinding checks their values later.
 func arguments(given runtime.Object) (*config.VolumeBindingArgs, error) {
 	raw := []byte("{}")
 	if given != nil {

@@ -30,7 +30,6 @@ func TestArgumentsAreThoseOfVolumeBinding(t *testing.T) {
 	}
 }
 
-// ofUpstream returns the arguments of VolumeBinding in a configuration.
 func ofUpstream(args string) (*config.VolumeBindingArgs, error) {
 	read, _, err := scheme.Codecs.UniversalDecoder().Decode([]byte(`{"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration",
 		"profiles": [{"pluginConfig": [{"name": "VolumeBinding", "args": `+args+`}]}]}`), nil, nil)

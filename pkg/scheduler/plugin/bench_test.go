@@ -29,11 +29,10 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/objects"
 )
 
-// profiles are of a scheduler with upstream's plugin, and of one with Carve's.
 var profiles = map[string]string{"VolumeBinding": "default-scheduler", "CarveVolumes": Name}
 
-// BenchmarkSchedulePod has a scheduler with all its plugins choose a node for a Pod with one claim. In a
-// full fleet, one node of twenty has free space.
+// BenchmarkSchedulePod measures a scheduler with all plugins that chooses a node for a Pod with one
+// claim. In a full fleet, one node in twenty has free space.
 func BenchmarkSchedulePod(b *testing.B) {
 	for _, nodes := range []int{1000, 5000, 10000} {
 		for _, volumes := range []int{0, 20} {
@@ -97,7 +96,6 @@ func newScheduler(b testing.TB) (*benchmarked, *cache.Snapshot) {
 	return s, snapshot
 }
 
-// fill gives the scheduler nodes with volumes, and a Pod with a claim.
 func (s *benchmarked) fill(b *testing.B, nodes, volumes int, full bool) {
 	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "local"}, Provisioner: names.Driver, VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer)}
 	s.put(b, class)
@@ -121,12 +119,11 @@ func (s *benchmarked) fill(b *testing.B, nodes, volumes int, full bool) {
 	s.pod = &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "pod", Namespace: namespace}, Spec: v1.PodSpec{Volumes: []v1.Volume{{Name: "data", VolumeSource: data}}}}
 }
 
-// roomy returns the resources of a node that no Pod of the benchmark fills.
+// roomy returns resources of a node that the Pods of the benchmark never fill.
 func roomy() v1.ResourceList {
 	return v1.ResourceList{v1.ResourceCPU: *resource.NewQuantity(64, resource.DecimalSI), v1.ResourceMemory: *size(256), v1.ResourcePods: *resource.NewQuantity(110, resource.DecimalSI)}
 }
 
-// free is what a node has.
 func free(i int, full bool) *resource.Quantity {
 	if full && i%20 != 0 {
 		return size(0)
@@ -134,7 +131,6 @@ func free(i int, full bool) *resource.Quantity {
 	return size(100)
 }
 
-// publish has the scheduler see what nodes have.
 func (s *benchmarked) publish(b *testing.B, nodes int, full bool) {
 	s.put(b, driver(true))
 	for i := range nodes {
@@ -147,7 +143,6 @@ func (s *benchmarked) publish(b *testing.B, nodes int, full bool) {
 	}
 }
 
-// schedule returns the node that the scheduler chooses.
 func (s *benchmarked) schedule(b testing.TB, profile string) string {
 	info, err := framework.NewPodInfo(s.pod)
 	if err != nil {
@@ -169,7 +164,7 @@ func (s *benchmarked) schedule(b testing.TB, profile string) string {
 	return result.SuggestedHost
 }
 
-// used is the time for which processors have run the process. A busy machine makes a benchmark slower, but hardly this.
+// used returns the processor time of the process, which hardly depends on the load of the machine.
 func used(b *testing.B) time.Duration {
 	var usage syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {

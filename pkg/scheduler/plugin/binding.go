@@ -41,7 +41,6 @@ func newBinding(ctx context.Context, args *config.VolumeBindingArgs, handle fwk.
 	}
 	binder := &binder{candidates: &candidates{Indexer: volumes.GetIndexer()}, inFlight: inFlight, provisioning: provisioning,
 		finders: make(chan *finder, goruntime.GOMAXPROCS(0))}
-	// In place of the plugin's own, which sees all volumes.
 	binder.SchedulerVolumeBinder, err = newUpstream(klog.FromContext(ctx), handle, features, core.PersistentVolumeClaims(), view{volumes, binder.candidates},
 		storage.CSIStorageCapacities(), timeout)
 	if err != nil {
@@ -59,7 +58,8 @@ func newBinding(ctx context.Context, args *config.VolumeBindingArgs, handle fwk.
 	return &binding{upstream, binder, space}, err
 }
 
-// newUpstream makes a binder of upstream's. It sees the cluster as the scheduler does, but for what is given.
+// newUpstream returns a binder of upstream's. It uses the given informers, and the scheduler's for
+// the rest.
 func newUpstream(logger klog.Logger, handle fwk.Handle, features feature.Features, claims coreinformers.PersistentVolumeClaimInformer,
 	volumes cache.SharedIndexInformer, capacities storageinformers.CSIStorageCapacityInformer, timeout time.Duration,
 ) (volumebinding.SchedulerVolumeBinder, error) {
@@ -69,19 +69,17 @@ func newUpstream(logger klog.Logger, handle fwk.Handle, features feature.Feature
 		volumebinding.CapacityCheck{CSIDriverInformer: storage.CSIDrivers(), CSIStorageCapacityInformer: capacities}, timeout)
 }
 
-// binder is upstream's, which knows the assumed claims and volumes, and which has others look whether nodes suit Pods.
+// binder is upstream's, which tracks the assumed claims and volumes, but lets finders check nodes.
 type binder struct {
 	volumebinding.SchedulerVolumeBinder
-	// mu is held while candidates are those of one Pod.
+	// mu guards candidates, which serve one Pod at a time.
 	mu           sync.Mutex
 	candidates   *candidates
 	inFlight     *inFlight
 	provisioning *provisioning
-	// finders are those that look at no node now: as many as can run at a time.
-	finders chan *finder
+	finders      chan *finder
 }
 
-// GetPodVolumeClaims implements volumebinding.SchedulerVolumeBinder.
 func (b *binder) GetPodVolumeClaims(logger klog.Logger, pod *v1.Pod) (*volumebinding.PodVolumeClaims, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -89,14 +87,15 @@ func (b *binder) GetPodVolumeClaims(logger klog.Logger, pod *v1.Pod) (*volumebin
 	return b.SchedulerVolumeBinder.GetPodVolumeClaims(logger, pod)
 }
 
-// hasCandidates returns whether there may be volumes that the Pod's claims could be bound to. It comes after GetPodVolumeClaims.
+// hasCandidates reports whether the Pod's claims may have static volumes. It needs a preceding
+// GetPodVolumeClaims.
 func (b *binder) hasCandidates(pod *v1.Pod) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.candidates.pod != pod || b.candidates.listed > 0
 }
 
-// FindPodVolumes implements volumebinding.SchedulerVolumeBinder. It may be called in parallel.
+// FindPodVolumes may be called in parallel.
 func (b *binder) FindPodVolumes(logger klog.Logger, pod *v1.Pod, claims *volumebinding.PodVolumeClaims, node *v1.Node) (*volumebinding.PodVolumes, volumebinding.ConflictReasons, error) {
 	finder := <-b.finders
 	defer func() { b.finders <- finder }()
@@ -108,8 +107,9 @@ func (b *binder) FindPodVolumes(logger klog.Logger, pod *v1.Pod, claims *volumeb
 	return found, reasons, err
 }
 
-// fitTogether reports whether a node has space for all of the new volumes, given that it has space for each. It skips
-// capacity objects that do not name one of Carve's nodes: such a node may have several for a class.
+// fitTogether reports whether a node has space for all new volumes, given that it has space for
+// each. It skips capacity objects whose topology is not one of Carve's nodes: several of them may
+// serve a class.
 func fitTogether(provisions []*volumebinding.DynamicProvision) bool {
 	taken := map[cache.ObjectName]int64{}
 	for _, p := range provisions {
@@ -126,9 +126,8 @@ func fitTogether(provisions []*volumebinding.DynamicProvision) bool {
 	return true
 }
 
-// AssumePodVolumes implements volumebinding.SchedulerVolumeBinder.
 func (b *binder) AssumePodVolumes(logger klog.Logger, pod *v1.Pod, node string, volumes *volumebinding.PodVolumes) (bool, error) {
-	provisions := volumes.DynamicProvisions // upstream puts others in their place, which do not name the object
+	provisions := volumes.DynamicProvisions // upstream replaces them by ones that do not name the object
 	bound, err := b.SchedulerVolumeBinder.AssumePodVolumes(logger, pod, node, volumes)
 	if err == nil {
 		b.inFlight.add(provisions)
@@ -136,7 +135,6 @@ func (b *binder) AssumePodVolumes(logger klog.Logger, pod *v1.Pod, node string, 
 	return bound, err
 }
 
-// RevertAssumedPodVolumes implements volumebinding.SchedulerVolumeBinder.
 func (b *binder) RevertAssumedPodVolumes(volumes *volumebinding.PodVolumes) {
 	for _, p := range volumes.DynamicProvisions {
 		b.inFlight.forget(p.PVC.UID)
@@ -144,9 +142,10 @@ func (b *binder) RevertAssumedPodVolumes(volumes *volumebinding.PodVolumes) {
 	b.SchedulerVolumeBinder.RevertAssumedPodVolumes(volumes)
 }
 
-// finder is a binder of upstream's that is used for FindPodVolumes alone, and for one node at a time: there is no other
-// way to let a lister know for which node upstream asks it. It knows nothing assumed, which FindPodVolumes needs only in
-// its argument: it reads claims there, and of PersistentVolumes in the cache nothing that the scheduler assumes.
+// finder is a binder of upstream's that only runs FindPodVolumes, for one node at a time: a lister
+// cannot learn otherwise for which node upstream asks. It has no assumed objects. FindPodVolumes
+// needs none: it gets the claims as an argument, and ignores what the scheduler assumes of
+// PersistentVolumes.
 type finder struct {
 	volumebinding.SchedulerVolumeBinder
 	capacities *nodeCapacities
@@ -158,14 +157,14 @@ func newFinder(logger klog.Logger, handle fwk.Handle, features feature.Features,
 	if err != nil {
 		return nil, err
 	}
-	// They are never started: a finder reads no claims in them.
+	// These informers never start: a finder does not read their claims.
 	idle := informers.NewSharedInformerFactory(handle.ClientSet(), 0)
 	made, err := newUpstream(logger, handle, features, idle.Core().V1().PersistentVolumeClaims(),
 		unobserved{shared.Core().V1().PersistentVolumes().Informer()}, capacities, 0)
 	return &finder{made, capacities}, err
 }
 
-// volumeInformer is the scheduler's informer of PersistentVolumes, or a view of it.
+// volumeInformer overrides the informer of PersistentVolumes.
 type volumeInformer struct {
 	coreinformers.PersistentVolumeInformer
 	informer cache.SharedIndexInformer
@@ -173,7 +172,7 @@ type volumeInformer struct {
 
 func (i volumeInformer) Informer() cache.SharedIndexInformer { return i.informer }
 
-// view is an informer whose objects are seen through another indexer.
+// view overrides the indexer of an informer.
 type view struct {
 	cache.SharedIndexInformer
 	indexer cache.Indexer
@@ -181,7 +180,7 @@ type view struct {
 
 func (v view) GetIndexer() cache.Indexer { return v.indexer }
 
-// unobserved is an informer for what assumes nothing, and so needs no event to forget it.
+// unobserved drops event handlers: a finder assumes nothing, so it has nothing to forget on events.
 type unobserved struct{ cache.SharedIndexInformer }
 
 func (unobserved) AddEventHandler(cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error) {

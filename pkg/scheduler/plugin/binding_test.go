@@ -32,14 +32,13 @@ import (
 	"github.com/carve-csi/carve/api/names"
 )
 
-// caches are what the schedulers of a test see, of informers that do not run.
+// caches holds the objects that the schedulers of a test see, in informers that do not run.
 type caches struct {
 	informers.SharedInformerFactory
 	version int
-	client  kubernetes.Interface // none for a test that writes nothing
+	client  kubernetes.Interface // nil if the test writes nothing
 }
 
-// put adds an object, or updates it.
 func (c *caches) put(t rapid.TB, object metav1.Object) {
 	c.version++
 	object.SetResourceVersion(fmt.Sprint(c.version))
@@ -61,7 +60,6 @@ func (c *caches) put(t rapid.TB, object metav1.Object) {
 	}
 }
 
-// handle is that of a scheduler with these caches.
 func (c *caches) handle(ctx context.Context, t rapid.TB) fwk.Handle {
 	metrics.Register()
 	handle, err := runtime.NewFramework(ctx, nil, nil, runtime.WithInformerFactory(c), runtime.WithClientSet(c.client))
@@ -83,7 +81,6 @@ var (
 	late      = []string{"late", "late", "late", "late", "late-too", "other", "by-hand", "zone-a"}
 )
 
-// newCaches draws Nodes, CSIDrivers, CSIStorageCapacity objects, PersistentVolumes and claims.
 func newCaches(t *rapid.T) *caches {
 	c := &caches{SharedInformerFactory: informers.NewSharedInformerFactory(nil, 0)}
 	for _, name := range nodeNames {
@@ -147,7 +144,7 @@ func (c *caches) putCapacity(t *rapid.T, i int) {
 	})
 }
 
-// putClaim draws the claim of which Pod i's ephemeral volume is made, and which other Pods may name.
+// putClaim draws the claim of Pod i's ephemeral volume. Other Pods may refer to it, too.
 func (c *caches) putClaim(t *rapid.T, i int) {
 	claim := &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{
 		Name: fmt.Sprintf("p%d-data", i), Namespace: namespace, UID: types.UID(fmt.Sprint("claim-", i)),
@@ -170,7 +167,8 @@ func (c *caches) putClaim(t *rapid.T, i int) {
 	c.put(t, claim)
 }
 
-// putVolume draws a volume. No two have the same size or belong to one claim: upstream would choose any of the two.
+// putVolume draws a volume. Each has its own size and claim: among equal ones, upstream chooses
+// any.
 func (c *caches) putVolume(t *rapid.T, i int) {
 	pv := &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("volume-", i)}, Spec: v1.PersistentVolumeSpec{
 		StorageClassName: one(t, late...),
@@ -193,14 +191,14 @@ func (c *caches) putVolume(t *rapid.T, i int) {
 	c.put(t, pv)
 }
 
-// forgetVolumes ends what is assumed of volumes, by which two could belong to one claim.
+// forgetVolumes drops assumed volumes, with which two could belong to one claim.
 func (c *caches) forgetVolumes(t *rapid.T) {
 	for _, object := range c.Core().V1().PersistentVolumes().Informer().GetIndexer().List() {
 		c.put(t, object.(*v1.PersistentVolume).DeepCopy())
 	}
 }
 
-// pod draws a Pod with the number i, whose volumes are its own claim or, in part, others. None is there twice.
+// pod draws Pod i, whose volumes are distinct: its own claim or, sometimes, those of others.
 func pod(t *rapid.T, i int) *v1.Pod {
 	name := fmt.Sprint("p", i)
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace, UID: types.UID(name)}}
@@ -219,8 +217,7 @@ func pod(t *rapid.T, i int) *v1.Pod {
 	return pod
 }
 
-// TestNodesAreFilteredAsByUpstream has upstream's plugin and Carve's schedule the same Pods in the same clusters. Carve's
-// alone compares the sum of a Pod's claims.
+// Only Carve's plugin compares the sum of a Pod's claims; otherwise both must agree.
 func TestNodesAreFilteredAsByUpstream(t *testing.T) {
 	features := feature.NewSchedulerFeaturesFromGates(utilfeature.DefaultFeatureGate)
 	args, err := arguments(nil)
@@ -254,19 +251,19 @@ func TestNodesAreFilteredAsByUpstream(t *testing.T) {
 			}
 		}
 	}
-	for range 4 { // a hundred draws do not have everything that is rare
+	for range 4 { // a hundred draws miss some rare cases
 		rapid.Check(t, draw)
 	}
 }
 
-// pair is upstream's plugin and Carve's of the same scheduler.
+// pair holds both plugins of one scheduler.
 type pair struct {
 	*caches
 	upstream *volumebinding.VolumeBinding
 	ours     *binding
 }
 
-// schedule brings a Pod to a node that suits it, if there is one, and in part removes it again.
+// schedule assigns a Pod to a suitable node, if any, and sometimes removes it again.
 func (p *pair) schedule(t *rapid.T, pod *v1.Pod) {
 	ctx := quiet(t)
 	want, got := framework.NewCycleState(), framework.NewCycleState()
@@ -327,14 +324,14 @@ func (p *pair) schedule(t *rapid.T, pod *v1.Pod) {
 		p.ours.Unreserve(ctx, got, pod, node)
 		return
 	}
-	// Upstream does not know what is in flight.
+	// Upstream does not count claims in flight.
 	for _, object := range p.Core().V1().PersistentVolumeClaims().Informer().GetIndexer().List() {
 		p.ours.binder.inFlight.forget(object.(*v1.PersistentVolumeClaim).UID)
 	}
 }
 
-// fitTogether returns whether a Pod's new volumes fit together on a node that has space for each of them. Both can be
-// where several objects have the space for a claim: upstream chooses any.
+// fitTogether returns whether a Pod's new volumes fit together on a node with space for each. Both
+// answers are possible if several objects have the space for a claim: upstream chooses any.
 func (p *pair) fitTogether(t *rapid.T, pod *v1.Pod, node *v1.Node) map[bool]bool {
 	claims, err := p.upstream.Binder.GetPodVolumeClaims(klog.Logger{}, pod)
 	if err != nil {
@@ -349,7 +346,6 @@ func (p *pair) fitTogether(t *rapid.T, pod *v1.Pod, node *v1.Node) map[bool]bool
 	return answers
 }
 
-// choose adds the answer for each choice of objects.
 func (p *pair) choose(left []*volumebinding.DynamicProvision, node *v1.Node, chosen map[*storagev1.CSIStorageCapacity][]int64, answers map[bool]bool) {
 	if len(left) == 0 {
 		fit := true
@@ -382,7 +378,7 @@ func (p *pair) choose(left []*volumebinding.DynamicProvision, node *v1.Node, cho
 	}
 }
 
-// slowFinder lets others run while it looks at a node, and reports if it has another node then.
+// slowFinder yields while it checks a node, and reports if its node changes meanwhile.
 type slowFinder struct {
 	volumebinding.SchedulerVolumeBinder
 	capacities *nodeCapacities
@@ -415,7 +411,7 @@ func TestAFinderLooksAtOneNodeAtATime(t *testing.T) {
 
 func one[T any](t *rapid.T, of ...T) T { return rapid.SampledFrom(of).Draw(t, "one") }
 
-// quiet is a context without the log, in which upstream writes about selectors that are none.
+// quiet returns a context without the log, which upstream fills with invalid selectors.
 func quiet(t interface{ Context() context.Context }) context.Context {
 	return klog.NewContext(t.Context(), klog.Logger{})
 }

@@ -15,13 +15,14 @@ import (
 
 const (
 	capacityIndex = "carve/node"
-	// anyNode is the index's value for objects whose topology is not one of Carve's nodes. No label has it.
+	// anyNode is the index's value for objects whose topology is not one of Carve's nodes. It is
+	// not a valid label value.
 	anyNode = "*"
 )
 
-// nodeCapacities lists the CSIStorageCapacity objects that one node may have access to, as upstream's binder, which asks
-// for all, decides then: those whose topology has this node in Carve's label, and those that do not name a node so. They are without
-// what is in flight.
+// nodeCapacities lists the CSIStorageCapacity objects that one node may access: those with this
+// node in Carve's topology label, and those without such a label. Upstream's binder, which lists
+// all, makes the final check. Claims in flight are deducted.
 type nodeCapacities struct {
 	storageinformers.CSIStorageCapacityInformer
 	storagelisters.CSIStorageCapacityLister
@@ -38,10 +39,8 @@ func newNodeCapacities(informer storageinformers.CSIStorageCapacityInformer, inF
 	return &nodeCapacities{CSIStorageCapacityInformer: informer, CSIStorageCapacityLister: informer.Lister(), objects: objects, inFlight: inFlight}, nil
 }
 
-// Lister implements CSIStorageCapacityInformer.
 func (c *nodeCapacities) Lister() storagelisters.CSIStorageCapacityLister { return c }
 
-// List implements CSIStorageCapacityLister.
 func (c *nodeCapacities) List(selector labels.Selector) ([]*storagev1.CSIStorageCapacity, error) {
 	found, err := c.objects.ByIndex(capacityIndex, anyNode)
 	if err != nil {
@@ -63,7 +62,7 @@ func (c *nodeCapacities) List(selector labels.Selector) ([]*storagev1.CSIStorage
 	return listed, nil
 }
 
-// capacityNode is the index's function. An object with further conditions is with the node, too: it needs all of them.
+// capacityNode indexes an object with further conditions by its node, too: all must match anyway.
 func capacityNode(object any) ([]string, error) {
 	capacity, ok := object.(*storagev1.CSIStorageCapacity)
 	if !ok {
@@ -72,7 +71,7 @@ func capacityNode(object any) ([]string, error) {
 	return []string{topologyOf(capacity)}, nil
 }
 
-// topologyOf is the value of Carve's label that an object's topology has, or anyNode.
+// topologyOf returns the value of Carve's label in an object's topology, or anyNode.
 func topologyOf(capacity *storagev1.CSIStorageCapacity) string {
 	if capacity.NodeTopology != nil {
 		if name, ok := capacity.NodeTopology.MatchLabels[names.TopologyNode]; ok {
@@ -82,7 +81,7 @@ func topologyOf(capacity *storagev1.CSIStorageCapacity) string {
 	return anyNode
 }
 
-// addIndex adds an index, unless the plugin of another profile, which has the same informers, did.
+// addIndex skips an index that the plugin of another profile, with the same informers, has added.
 func addIndex(indexer cache.Indexer, name string, function cache.IndexFunc) error {
 	if indexer.GetIndexers()[name] != nil {
 		return nil

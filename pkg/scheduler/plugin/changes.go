@@ -2,15 +2,15 @@ package plugin
 
 import "sync"
 
-// changes wakes the calls that wait for claims, which are given as namespace/name. Its methods are safe for
-// concurrent use; the zero value is ready.
+// changes wakes calls that wait for claims, named namespace/name. Its methods may be called
+// concurrently; the zero value is ready.
 type changes struct {
 	mu    sync.Mutex
 	byKey map[string]map[chan struct{}]struct{}
 }
 
-// subscribe returns a channel that receives after a change of any of the claims, once for any
-// number of changes, and what ends that.
+// subscribe returns a channel that receives after changes of any of the claims, once for several
+// changes. The caller must call stop.
 func (c *changes) subscribe(claims []string) (wake <-chan struct{}, stop func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -55,7 +55,7 @@ func wake(waiting map[chan struct{}]struct{}) {
 	for own := range waiting {
 		select {
 		case own <- struct{}{}:
-		default: // it is awake already
+		default: // already awake
 		}
 	}
 }

@@ -14,14 +14,13 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/volumebinding"
 )
 
-// inFlight is what claims take that have a node, while its published capacity does not show them yet. Without it, a
-// scheduler that fills one node after the other gives each more claims than fit, until the capacity of the first of
-// them is published. It is safe for concurrent use.
+// inFlight holds the claims that have a node but do not show in its published capacity yet. Without
+// it, a scheduler that fills one node after the other would overfill each until the node's capacity
+// is published. Its methods may be called concurrently.
 type inFlight struct {
 	mu sync.Mutex
-	// byCapacity are the claims that were placed by a CSIStorageCapacity object, in their order.
+	// byCapacity holds the claims placed by a CSIStorageCapacity object, oldest first.
 	byCapacity map[cache.ObjectName][]placed
-	// capacityOf is the object of each claim.
 	capacityOf map[types.UID]cache.ObjectName
 }
 
@@ -30,8 +29,8 @@ type placed struct {
 	bytes int64
 }
 
-// newInFlight follows the capacity and the PersistentVolumes of the cluster, for as long as their informers run. A claim
-// that has one is shown. The scheduler tries Pods again at the events that come after that.
+// newInFlight follows capacity and PersistentVolumes while their informers run. A claim with a
+// PersistentVolume is no longer in flight. The events that follow make the scheduler retry Pods.
 func newInFlight(capacities, volumes cache.SharedIndexInformer) (*inFlight, error) {
 	f := &inFlight{byCapacity: map[cache.ObjectName][]placed{}, capacityOf: map[types.UID]cache.ObjectName{}}
 	_, err := capacities.AddEventHandler(cache.ResourceEventHandlerFuncs{UpdateFunc: func(before, now any) {
@@ -56,7 +55,6 @@ func newInFlight(capacities, volumes cache.SharedIndexInformer) (*inFlight, erro
 	return f, nil
 }
 
-// add notes claims that were given a node.
 func (f *inFlight) add(provisions []*volumebinding.DynamicProvision) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -71,7 +69,7 @@ func (f *inFlight) add(provisions []*volumebinding.DynamicProvision) {
 	}
 }
 
-// forget notes that a claim has its PersistentVolume, or no node any more.
+// forget removes a claim that got its PersistentVolume or lost its node.
 func (f *inFlight) forget(claim types.UID) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -95,8 +93,8 @@ func (f *inFlight) keep(capacity cache.ObjectName, claims []placed) {
 	f.byCapacity[capacity] = claims
 }
 
-// published notes a change of an object. What it shows less is taken for the claims that were placed first. If another
-// scheduler's claims took it, some may be sent to a node that is full, as without inFlight.
+// published removes the claims that explain a decrease of capacity, oldest first. If another
+// scheduler's claims caused it, some claims may go to a full node, as without inFlight.
 func (f *inFlight) published(before, now *storagev1.CSIStorageCapacity) {
 	shown := total(before) - total(now)
 	if shown <= 0 {
@@ -114,7 +112,7 @@ func (f *inFlight) published(before, now *storagev1.CSIStorageCapacity) {
 	f.keep(capacity, claims)
 }
 
-// left is an object without what the claims take that it does not show.
+// left returns a copy of the object without the space of claims in flight.
 func (f *inFlight) left(capacity *storagev1.CSIStorageCapacity) *storagev1.CSIStorageCapacity {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -135,14 +133,12 @@ func (f *inFlight) left(capacity *storagev1.CSIStorageCapacity) *storagev1.CSISt
 	return &less
 }
 
-// count returns how many claims were placed by an object that does not show them yet.
 func (f *inFlight) count(capacity *storagev1.CSIStorageCapacity) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return len(f.byCapacity[cache.MetaObjectToName(capacity)])
 }
 
-// total is how many bytes an object shows.
 func total(capacity *storagev1.CSIStorageCapacity) int64 {
 	shown := cmp.Or(capacity.Capacity, capacity.MaximumVolumeSize, &resource.Quantity{})
 	return shown.Value()

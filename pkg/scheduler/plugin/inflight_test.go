@@ -24,7 +24,7 @@ func shows(name string, gib int64) *storagev1.CSIStorageCapacity {
 	return &storagev1.CSIStorageCapacity{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Capacity: size, MaximumVolumeSize: size}
 }
 
-// asks is a claim that was placed by an object.
+// asks returns a claim that was placed by an object.
 func asks(claim string, gib int64, by *storagev1.CSIStorageCapacity) *volumebinding.DynamicProvision {
 	return &volumebinding.DynamicProvision{NodeCapacity: by, PVC: &v1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{UID: types.UID(claim)},
@@ -76,7 +76,7 @@ func TestPlacedClaimsTakeCapacityUntilItShowsThem(t *testing.T) {
 	}
 }
 
-// A volume can be as large as before where that is less than what is left.
+// MaximumVolumeSize changes only if less than that is left.
 func TestTheLargestVolumeIsBoundedByWhatIsLeft(t *testing.T) {
 	shared := informers.NewSharedInformerFactory(nil, 0)
 	f, err := newInFlight(shared.Storage().V1().CSIStorageCapacities().Informer(), shared.Core().V1().PersistentVolumes().Informer())
@@ -91,7 +91,6 @@ func TestTheLargestVolumeIsBoundedByWhatIsLeft(t *testing.T) {
 	}
 }
 
-// TestAPlacedClaimLeavesItsSpaceToNoOther has two Pods scheduled to a node with space for one of them.
 func TestAPlacedClaimLeavesItsSpaceToNoOther(t *testing.T) {
 	ctx, node := quiet(t), &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n0", Labels: map[string]string{names.TopologyNode: "n0"}}}
 	c := &caches{SharedInformerFactory: informers.NewSharedInformerFactory(nil, 0)}

@@ -15,20 +15,17 @@ import (
 )
 
 const (
-	// holderIndex is the index of Carve's PersistentVolumes by the nodes that hold them.
-	holderIndex = "carve/holder"
-	// scoresKey is the key under which PreScore writes the scores of nodes.
-	scoresKey fwk.StateKey = Name
+	holderIndex              = "carve/holder"
+	scoresKey   fwk.StateKey = Name
 )
 
-// scores are those of nodes by name.
 type scores map[string]int64
 
-// Clone implements fwk.StateData. Scores do not change.
+// Clone implements fwk.StateData. Scores are immutable.
 func (s scores) Clone() fwk.StateData { return s }
 
-// PreScore implements fwk.PreScorePlugin. For new volumes of Carve's it scores the nodes by their StorageClasses'
-// placement. Where static volumes may suit the Pod, VolumeBinding scores.
+// PreScore scores the nodes for new volumes of Carve's by their StorageClasses' placement. It
+// leaves Pods that static volumes may suit to VolumeBinding.
 func (b *binding) PreScore(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodes []fwk.NodeInfo) *fwk.Status {
 	var classes []*storagev1.StorageClass
 	for _, class := range b.space.unbound(pod) {
@@ -52,7 +49,6 @@ func (b *binding) PreScore(ctx context.Context, state fwk.CycleState, pod *v1.Po
 	return nil
 }
 
-// Score implements fwk.ScorePlugin.
 func (b *binding) Score(ctx context.Context, state fwk.CycleState, pod *v1.Pod, node fwk.NodeInfo) (int64, *fwk.Status) {
 	if written, err := state.Read(scoresKey); err == nil {
 		if scores, ok := written.(scores); ok {
@@ -62,7 +58,8 @@ func (b *binding) Score(ctx context.Context, state fwk.CycleState, pod *v1.Pod, 
 	return b.VolumeBinding.Score(ctx, state, pod, node)
 }
 
-// scores returns how well nodes suit a volume of a class: the best gets MaxNodeScore, the worst MinNodeScore.
+// scores rates nodes for a volume of a class, from MinNodeScore for the worst to MaxNodeScore for
+// the best.
 func (s *space) scores(class *storagev1.StorageClass, nodes []fwk.NodeInfo) scores {
 	policy, err := scheduler.ParsePolicy(class.Parameters[names.ParamPlacement])
 	if err != nil {
@@ -90,7 +87,6 @@ func (s *space) scores(class *storagev1.StorageClass, nodes []fwk.NodeInfo) scor
 	return scored
 }
 
-// free returns the bytes that a node has left for volumes of a class.
 func (s *space) free(node, class string) (most int64) {
 	for _, capacity := range s.published(node) {
 		if capacity.StorageClassName == class {
@@ -100,7 +96,6 @@ func (s *space) free(node, class string) (most int64) {
 	return most
 }
 
-// volumeCount counts Carve's volumes on a node, those in flight included.
 func (s *space) volumeCount(node string) int64 {
 	held, err := s.holders.IndexKeys(holderIndex, node)
 	if err != nil {
@@ -113,7 +108,6 @@ func (s *space) volumeCount(node string) int64 {
 	return int64(count)
 }
 
-// published returns the capacity objects of a node.
 func (s *space) published(node string) (found []*storagev1.CSIStorageCapacity) {
 	listed, err := s.capacities.ByIndex(capacityIndex, node)
 	if err != nil {
@@ -127,7 +121,6 @@ func (s *space) published(node string) (found []*storagev1.CSIStorageCapacity) {
 	return found
 }
 
-// holder is the function of holderIndex.
 func holder(object any) ([]string, error) {
 	pv, ok := object.(*v1.PersistentVolume)
 	if !ok {

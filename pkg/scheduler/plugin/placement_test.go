@@ -22,7 +22,7 @@ import (
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
 
-// cluster makes the nodes n0, n1 …, with free space in GiB for each class.
+// cluster creates the nodes n0, n1 …, with free space in GiB for each class.
 func cluster(t *testing.T, c *caches, gib []int64, classes ...*storagev1.StorageClass) (nodes []fwk.NodeInfo) {
 	c.put(t, driver(true))
 	for _, class := range classes {
@@ -45,7 +45,6 @@ func cluster(t *testing.T, c *caches, gib []int64, classes ...*storagev1.Storage
 	return nodes
 }
 
-// putWanted makes a claim without a volume.
 func putWanted(t *testing.T, c *caches, name, class string, gib int64) *v1.PersistentVolumeClaim {
 	claim := asks(name, gib, nil).PVC
 	claim.Name, claim.Namespace, claim.Spec.StorageClassName = name, namespace, &class
@@ -53,7 +52,6 @@ func putWanted(t *testing.T, c *caches, name, class string, gib int64) *v1.Persi
 	return claim
 }
 
-// held is a volume of Carve's on a node.
 func held(name, node string) *v1.PersistentVolume {
 	return &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1.PersistentVolumeStatus{Phase: v1.VolumeBound}, Spec: v1.PersistentVolumeSpec{
 		StorageClassName: "late", NodeAffinity: objects.NodeAffinity(node), ClaimRef: &v1.ObjectReference{Namespace: namespace, Name: "of-" + name},
@@ -68,7 +66,7 @@ func newPlugin(t *testing.T, c *caches) *binding {
 	return must.Get(newBinding(quiet(t), must.Get(arguments(nil))(t), c.handle(quiet(t), t), feature.NewSchedulerFeaturesFromGates(utilfeature.DefaultFeatureGate)))(t)
 }
 
-// TestNodesAreScoredAsTheClassesSay has nodes with 4, 8 and 6 GiB, of which n0 has no volume, n1 one and n2 two.
+// The nodes have 4, 8 and 6 GiB; n0 has no volume, n1 one and n2 two.
 func TestNodesAreScoredAsTheClassesSay(t *testing.T) {
 	for name, test := range map[string]struct {
 		classes  []scheduler.Policy
@@ -146,7 +144,7 @@ func TestPodsWithoutNewVolumesOfCarveAreScoredByVolumeBinding(t *testing.T) {
 	}
 }
 
-// TestTheSchedulerFollowsThePlacement has a whole scheduler choose nodes, which differ in nothing else.
+// A whole scheduler chooses among nodes that only differ in their volumes.
 func TestTheSchedulerFollowsThePlacement(t *testing.T) {
 	for policy, want := range map[scheduler.Policy]string{scheduler.MostFree: "n1", scheduler.LeastFree: "n2", scheduler.FewestVolumes: "n0"} {
 		t.Run(string(policy), func(t *testing.T) {

@@ -1,13 +1,13 @@
-// Package plugin is Carve's plugin for kube-scheduler, which carve-scheduler below is built with. It replaces
+// Package plugin is Carve's plugin for kube-scheduler, which carve-scheduler includes. It replaces
 // VolumeBinding, reuses its code and takes its arguments. Beyond VolumeBinding, it
 //
-//   - compares a node's claims with the capacity objects of that node instead of all objects, and leaves out full nodes
-//     early where most are;
-//   - counts the space of claims that have a node and whose volumes the capacity does not show yet, and compares the sum
-//     of a Pod's claims with it;
+//   - compares a node's claims with that node's capacity objects instead of all objects, and excludes full nodes
+//     early if most are full;
+//   - counts the space of claims that have a node but do not show in the capacity yet, and compares the sum of a
+//     Pod's claims with the capacity;
 //   - scores nodes for new volumes by the StorageClass's parameter carve.csi.local/placement;
 //   - keeps Pods on the nodes of their movable volumes;
-//   - waits for new volumes by events instead of polling each second. Static volumes are bound by VolumeBinding.
+//   - waits for new volumes by events instead of polling each second. VolumeBinding binds static volumes.
 //
 // A profile enables it like this:
 //
@@ -16,8 +16,9 @@
 //	    disabled: [{name: VolumeBinding}]
 //	    enabled: [{name: CarveVolumes}]
 //
-// It is a module of its own, because k8s.io/kubernetes and its libraries must have one version. go.mod has the newest
-// minor version of Kubernetes, and go-1.36.mod and go-1.35.mod, for -modfile, those before: the source is the same.
+// It is a separate module, because k8s.io/kubernetes and its libraries must have one version.
+// go.mod has the newest minor version of Kubernetes, and go-1.36.mod and go-1.35.mod, for -modfile,
+// those before; all share the source.
 package plugin
 
 import (
@@ -41,7 +42,7 @@ var (
 	_ fwk.PreBindPlugin   = (*binding)(nil)
 )
 
-// New makes the plugin for a scheduler. It takes VolumeBinding's arguments.
+// New returns the plugin for a scheduler. It takes VolumeBinding's arguments.
 func New(ctx context.Context, given runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
 	args, err := arguments(given)
 	if err != nil {
@@ -50,5 +51,4 @@ func New(ctx context.Context, given runtime.Object, handle fwk.Handle) (fwk.Plug
 	return newBinding(ctx, args, handle, feature.NewSchedulerFeaturesFromGates(utilfeature.DefaultFeatureGate))
 }
 
-// Name implements fwk.Plugin.
 func (*binding) Name() string { return Name }

@@ -19,8 +19,8 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/objects"
 )
 
-// provisioning has provisioners create volumes on the nodes of Pods, and waits until these are bound. It decides as
-// upstream's binder, but when an object changes instead of each second.
+// provisioning makes provisioners create volumes on the nodes of Pods, and waits until the claims
+// are bound. It decides like upstream's binder, but on events instead of each second.
 type provisioning struct {
 	client  kubernetes.Interface
 	timeout time.Duration
@@ -48,7 +48,6 @@ func newProvisioning(handle fwk.Handle, timeout time.Duration) (*provisioning, e
 	return p, nil
 }
 
-// changed wakes the calls that wait for the claims of an object.
 func (p *provisioning) changed(object any) {
 	if gone, ok := object.(cache.DeletedFinalStateUnknown); ok {
 		object = gone.Obj
@@ -67,8 +66,8 @@ func (p *provisioning) changed(object any) {
 	}
 }
 
-// BindPodVolumes implements volumebinding.SchedulerVolumeBinder: it returns when the claims are bound. Upstream's binds
-// static volumes, and polls each second. After an error the scheduler calls RevertAssumedPodVolumes, and schedules the
+// BindPodVolumes returns when the claims are bound. It leaves static volumes to upstream's, which
+// polls each second. After an error the scheduler calls RevertAssumedPodVolumes and schedules the
 // Pod again.
 func (b *binder) BindPodVolumes(ctx context.Context, pod *v1.Pod, volumes *volumebinding.PodVolumes) error {
 	if len(volumes.StaticBindings) > 0 {
@@ -84,7 +83,7 @@ func (p *provisioning) bind(ctx context.Context, pod *v1.Pod, provisions []*volu
 	for i, provision := range provisions {
 		claims[i], keys[i] = provision.PVC, keyOf(provision.PVC)
 	}
-	// Subscribe before the first write, lest an event is missed.
+	// Subscribe before the first write, so as not to miss an event.
 	wake, stop := p.changes.subscribe(keys)
 	defer stop()
 	for i, claim := range claims {
@@ -107,8 +106,8 @@ func (p *provisioning) bind(ctx context.Context, pod *v1.Pod, provisions []*volu
 	}
 }
 
-// selectNode writes an assumed claim, which has the annotation, and returns the claim as it is then. Another Pod's call
-// may have selected the same node for a shared claim.
+// selectNode writes an assumed claim with its annotation and returns the stored claim. For a shared
+// claim, another Pod's call may have selected the same node.
 func (p *provisioning) selectNode(ctx context.Context, claim *v1.PersistentVolumeClaim) (*v1.PersistentVolumeClaim, error) {
 	client := p.client.CoreV1().PersistentVolumeClaims(claim.Namespace)
 	written, err := client.Update(ctx, claim, metav1.UpdateOptions{})
@@ -121,7 +120,8 @@ func (p *provisioning) selectNode(ctx context.Context, claim *v1.PersistentVolum
 	return written, err
 }
 
-// check returns the name of a claim that is not bound yet, none if all are, or why the Pod must be scheduled again.
+// check returns the name of an unbound claim, or "" if all are bound. An error means that the Pod
+// must be scheduled again.
 func (p *provisioning) check(pod *v1.Pod, claims []*v1.PersistentVolumeClaim) (left string, err error) {
 	node, err := p.nodes.Get(pod.Spec.NodeName)
 	if err != nil {
@@ -142,14 +142,15 @@ func (p *provisioning) check(pod *v1.Pod, claims []*v1.PersistentVolumeClaim) (l
 	return left, nil
 }
 
-// isBound reports whether a claim is bound to a volume that the node can use, or returns why it will not be.
+// isBound reports whether a claim is bound to a volume that the node can use. An error means that
+// it never will be.
 func (p *provisioning) isBound(written *v1.PersistentVolumeClaim, node *v1.Node) (bool, error) {
 	claim, err := p.claims.PersistentVolumeClaims(written.Namespace).Get(written.Name)
 	if err != nil {
 		return false, err
 	}
 	switch selected := claim.Annotations[volume.AnnSelectedNode]; {
-	case isOlder(claim, written): // the cache does not show what was written
+	case isOlder(claim, written): // the cache does not show the write yet
 		return false, nil
 	case claim.DeletionTimestamp != nil:
 		return false, fmt.Errorf("is being deleted")
@@ -170,11 +171,12 @@ func (p *provisioning) isBound(written *v1.PersistentVolumeClaim, node *v1.Node)
 	if err := volume.CheckNodeAffinity(pv, node.Labels); err != nil || movable && on != node.Name {
 		return false, fmt.Errorf("is bound to volume %s, which node %s cannot use", pv.Name, node.Name)
 	}
-	// The PV controller writes the phase last. A kubelet that meets the Pod before fails, and looks again after ten seconds.
+	// The PV controller writes the phase last. A kubelet that sees the Pod earlier fails, and
+	// retries after ten seconds.
 	return claim.Status.Phase == v1.ClaimBound && metav1.HasAnnotation(claim.ObjectMeta, volume.AnnBindCompleted), nil
 }
 
-// movableOn returns the node of a volume of Carve's that has no nodeAffinity.
+// movableOn returns the node of a Carve volume without nodeAffinity.
 func movableOn(pv *v1.PersistentVolume) (string, bool) {
 	node, recorded := objects.RecordedNode(pv)
 	return node, recorded && pv.Spec.NodeAffinity == nil && objects.IsOurs(pv)

@@ -32,7 +32,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// world is a cluster of the nodes n1 and n2, whose scheduler has the plugin.
 type world struct {
 	t      *testing.T
 	client *fake.Clientset
@@ -59,12 +58,12 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// versionClaims has the API server give claims their versions, and refuse updates of older ones.
+// versionClaims makes the API server version claims, and reject updates of older versions.
 func (w *world) versionClaims() {
 	var mu sync.Mutex
 	last := 1
 	w.client.PrependReactor("*", "persistentvolumeclaims", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		write, ok := action.(clienttesting.CreateAction) // and updates
+		write, ok := action.(clienttesting.CreateAction) // or an update
 		if !ok {
 			return false, nil, nil
 		}
@@ -84,7 +83,6 @@ func (w *world) versionClaims() {
 	})
 }
 
-// claim makes a claim, and waits until the scheduler sees it.
 func (w *world) claim(name, class string) {
 	w.t.Helper()
 	claim := &v1.PersistentVolumeClaim{
@@ -100,7 +98,6 @@ func (w *world) claim(name, class string) {
 	})
 }
 
-// volume makes a volume on a node, for a claim if that is named, and waits until the scheduler sees it.
 func (w *world) volume(name, class, node, claim string, changes ...func(*v1.PersistentVolume)) {
 	w.t.Helper()
 	pv := &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1.PersistentVolumeStatus{Phase: v1.VolumeAvailable}, Spec: v1.PersistentVolumeSpec{
@@ -133,7 +130,7 @@ func (w *world) update(name string, change func(*v1.PersistentVolumeClaim)) {
 	must.Get(w.client.CoreV1().PersistentVolumeClaims(namespace).Update(context.Background(), claim, metav1.UpdateOptions{}))(w.t)
 }
 
-// boundTo is what the PV controller does in the end.
+// boundTo does the PV controller's final update.
 func boundTo(pv string) func(*v1.PersistentVolumeClaim) {
 	return func(c *v1.PersistentVolumeClaim) {
 		c.Spec.VolumeName, c.Status.Phase = pv, v1.ClaimBound
@@ -146,7 +143,7 @@ func (w *world) isSelected(claim string) {
 	waittest.Until(w.t, "the node is selected for "+claim, func() bool { return w.getClaim(claim).Annotations[volume.AnnSelectedNode] == "n1" })
 }
 
-// provision is what a provisioner and the PV controller do once the node was selected.
+// provision acts as the provisioner and the PV controller, once the node is selected.
 func (w *world) provision(claim string) {
 	w.t.Helper()
 	w.isSelected(claim)
@@ -154,13 +151,11 @@ func (w *world) provision(claim string) {
 	w.update(claim, boundTo("pvc-"+claim))
 }
 
-// attempt is a Pod that the scheduler brings to a node.
 type attempt struct {
 	state fwk.CycleState
 	pod   *v1.Pod
 }
 
-// suits reports whether a node suits a Pod.
 func (w *world) suits(a attempt, name string) *fwk.Status {
 	node := framework.NewNodeInfo()
 	node.SetNode(must.Get(w.client.CoreV1().Nodes().Get(context.Background(), name, metav1.GetOptions{}))(w.t))
@@ -170,7 +165,6 @@ func (w *world) suits(a attempt, name string) *fwk.Status {
 	return w.plugin.Filter(quiet(w.t), a.state, a.pod, node)
 }
 
-// reserve makes a Pod with claims, and gives it n1.
 func (w *world) reserve(name string, claims ...string) attempt {
 	w.t.Helper()
 	a := attempt{framework.NewCycleState(), naming(name, claims...)}
@@ -190,7 +184,7 @@ func (w *world) reserve(name string, claims ...string) attempt {
 	return a
 }
 
-// preBind begins to bind the Pod's volumes, and returns what waits for the outcome.
+// preBind starts to bind the Pod's volumes, and returns a function that waits for the result.
 func (w *world) preBind(a attempt) func() error {
 	outcome := make(chan error, 1)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(quiet(w.t)), waittest.Limit)
@@ -201,7 +195,6 @@ func (w *world) preBind(a attempt) func() error {
 	}
 }
 
-// naming is a Pod that names claims.
 func naming(name string, claims ...string) *v1.Pod {
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace, UID: types.UID(name)}}
 	for _, claim := range claims {
@@ -216,7 +209,7 @@ func TestPreBindReturnsWhenAllClaimsAreBound(t *testing.T) {
 	w.claim("b", "late")
 	outcome, ended := w.preBind(w.reserve("p", "a", "b")), make(chan error, 1)
 	go func() { ended <- outcome() }()
-	w.isSelected("b") // before the other one is bound
+	w.isSelected("b") // before claim a is bound
 	w.provision("a")
 	if len(ended) > 0 {
 		t.Fatal("PreBind returned before claim b was bound")
@@ -242,7 +235,7 @@ func TestPreBindReservesStaticVolumes(t *testing.T) {
 	}
 }
 
-// TestPreBindFailsWhenTheClaimCannotBeBound begins when the node was selected.
+// The changes happen after the selection of the node.
 func TestPreBindFailsWhenTheClaimCannotBeBound(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(*world)
@@ -293,7 +286,6 @@ func TestPreBindFailsWhenTheClaimCannotBeBound(t *testing.T) {
 	}
 }
 
-// movableFrom makes a volume of Carve's one that may move, from a node.
 func movableFrom(node string) func(*v1.PersistentVolume) {
 	return func(pv *v1.PersistentVolume) {
 		pv.Spec.NodeAffinity = nil
@@ -328,7 +320,6 @@ func TestPodsThatShareAClaimAreBothBound(t *testing.T) {
 	}
 }
 
-// TestAClaimThatCouldNotBeWrittenIsFree has the API server refuse the selected node.
 func TestAClaimThatCouldNotBeWrittenIsFree(t *testing.T) {
 	w := newWorld(t)
 	w.claim("a", "late")
@@ -401,7 +392,7 @@ func TestEventsWakeCallsThatWaitForTheirClaims(t *testing.T) {
 	}
 }
 
-// TestAClaimIsBoundWhenTheAPISaysSo has claims that the scheduler wrote as version 7.
+// The scheduler wrote the claims as version 7.
 func TestAClaimIsBoundWhenTheAPISaysSo(t *testing.T) {
 	selected := func(c *v1.PersistentVolumeClaim) { c.Annotations = map[string]string{volume.AnnSelectedNode: "n1"} }
 	named := func(c *v1.PersistentVolumeClaim) { c.Spec.VolumeName = "v" }

@@ -9,21 +9,20 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/objects"
 )
 
-// candidates is the PersistentVolumes as upstream's binder lists them for a Pod: by class, without those that belong to
-// other claims than the Pod's, which it would pass over for each node. A volume that is assumed to belong to a claim is
-// where it was.
+// candidates lists the PersistentVolumes for upstream's binder, by class and for one Pod. It leaves
+// out volumes that belong to other claims, which upstream would skip for each node. A volume that
+// is only assumed to belong to a claim keeps its place in the index.
 type candidates struct {
 	cache.Indexer
-	// pod is whose claims' volumes are listed, listed how many have been.
+	// pod's claims determine the listed volumes; listed counts them.
 	pod    *v1.Pod
 	listed int
 }
 
-// candidateIndexes begins the names of indexes that hold a volume by the value that upstream's function has for it, or
-// by that and the claim to which it belongs.
+// candidateIndexes is the prefix of indexes by the value of upstream's function or, for a volume
+// that belongs to a claim, by that and the claim.
 const candidateIndexes = "carve/"
 
-// AddIndexers implements cache.Indexer.
 func (c *candidates) AddIndexers(upstream cache.Indexers) error {
 	for name, function := range upstream {
 		err := addIndex(c.Indexer, candidateIndexes+name, func(object any) ([]string, error) {
@@ -46,7 +45,6 @@ func (c *candidates) AddIndexers(upstream cache.Indexers) error {
 	return nil
 }
 
-// ByIndex implements cache.Indexer.
 func (c *candidates) ByIndex(name, value string) ([]any, error) {
 	found, err := c.Indexer.ByIndex(candidateIndexes+name, value)
 	if err != nil {
@@ -63,5 +61,5 @@ func (c *candidates) ByIndex(name, value string) ([]any, error) {
 	return found, nil
 }
 
-// ofClaim is no class, whose name has no slash.
+// ofClaim cannot collide with a class, whose name has no slash.
 func ofClaim(class, claim string) string { return class + "/" + claim }

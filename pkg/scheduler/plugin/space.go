@@ -24,21 +24,23 @@ import (
 
 const (
 	labelIndex = "carve/label"
-	// sampled is of how many nodes the capacity is compared first, to see whether most are full.
+	// sampled is the number of nodes to check first, to see whether most are full.
 	sampled = 100
-	// stride is from one of them to the next: a prime, so that they are all different, and in no rhythm that nodes may have.
+	// stride is the distance between sampled nodes. It is a large prime, so that they are distinct
+	// unless it divides the number of nodes, and follow no pattern among the nodes.
 	stride = 7919
 )
 
-// binding is VolumeBinding with Carve's binder. Where most nodes have no space for a Pod's new volumes, it limits the
-// scheduler to the others: to ask all plugins about each node takes far longer than to compare its capacity.
+// binding is VolumeBinding with Carve's binder. If most nodes lack the space for a Pod's new
+// volumes, it limits the scheduler to the others: comparing a node's capacity is far faster than
+// asking all plugins.
 type binding struct {
 	*volumebinding.VolumeBinding
 	binder *binder
 	space  *space
 }
 
-// PreFilter implements fwk.PreFilterPlugin. It leaves out no node that Filter would accept.
+// PreFilter excludes only nodes that Filter would reject.
 func (b *binding) PreFilter(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodes []fwk.NodeInfo) (*fwk.PreFilterResult, *fwk.Status) {
 	result, status := b.VolumeBinding.PreFilter(ctx, state, pod, nodes)
 	if !status.IsSuccess() || !result.AllNodes() {
@@ -63,7 +65,6 @@ func (b *binding) PreFilter(ctx context.Context, state fwk.CycleState, pod *v1.P
 	return &fwk.PreFilterResult{NodeNames: found}, status
 }
 
-// space compares the capacity that nodes publish with what claims ask for.
 type space struct {
 	claims     corelisters.PersistentVolumeClaimLister
 	volumes    corelisters.PersistentVolumeLister
@@ -73,7 +74,8 @@ type space struct {
 	capacities cache.Indexer // by capacityIndex
 	labelled   cache.Indexer // Nodes by labelIndex: the scheduler knows no others
 	inFlight   *inFlight
-	// above is the number of nodes up to which the time matters less than the reasons that a Pod's Event names.
+	// above is the number of nodes up to which speed matters less than the reasons in a Pod's
+	// Event.
 	above int
 }
 
@@ -91,14 +93,13 @@ func newSpace(handle fwk.Handle, inFlight *inFlight) (*space, error) {
 		storage.CSIStorageCapacities().Informer().GetIndexer(), labelled, inFlight, sampled}, nil
 }
 
-// wanted is a volume that a claim will get.
 type wanted struct {
 	class string
 	bytes int64
 }
 
-// nodes returns the names of the nodes that have space for each new volume of a Pod, if these are few: no more than half
-// of all. There are no static volumes for the Pod's claims.
+// nodes returns the names of the nodes that have space for each new volume of a Pod, if they are
+// few: at most half of all. The Pod's claims must not have static volumes.
 func (s *space) nodes(pod *v1.Pod, all []fwk.NodeInfo) (found sets.Set[string], few bool) {
 	if len(all) <= s.above {
 		return nil, false
@@ -120,7 +121,7 @@ func (s *space) nodes(pod *v1.Pod, all []fwk.NodeInfo) (found sets.Set[string], 
 	for _, w := range volumes[1:] {
 		values = values.Intersection(s.topologies(w))
 	}
-	// A Cluster Autoscaler that is built with the plugin has nodes that no informer knows.
+	// A Cluster Autoscaler built with the plugin has nodes that no informer knows.
 	if slices.ContainsFunc(all, func(node fwk.NodeInfo) bool { return node.Node().Labels[names.LabelTemplateNode] != "" }) {
 		return nil, false
 	}
@@ -139,7 +140,6 @@ func (s *space) nodes(pod *v1.Pod, all []fwk.NodeInfo) (found sets.Set[string], 
 	return found, 2*found.Len() <= len(all)
 }
 
-// topologies returns the values of Carve's label for which there is space for a volume.
 func (s *space) topologies(w wanted) sets.Set[string] {
 	values := sets.New[string]()
 	for _, object := range s.capacities.List() {
@@ -150,7 +150,7 @@ func (s *space) topologies(w wanted) sets.Set[string] {
 	return values
 }
 
-// wanted returns those new volumes of a Pod whose size decides which nodes suit it.
+// wanted returns the new volumes of a Pod whose size determines the suitable nodes.
 func (s *space) wanted(pod *v1.Pod) (volumes []wanted) {
 	for claim, class := range s.unbound(pod) {
 		driver, err := s.drivers.Get(class.Provisioner)
@@ -158,14 +158,13 @@ func (s *space) wanted(pod *v1.Pod) (volumes []wanted) {
 		if err != nil || driver.Spec.StorageCapacity == nil || !*driver.Spec.StorageCapacity || !sized {
 			continue
 		}
-		if w := (wanted{class.Name, size.Value()}); !s.isShared(w) { // space of several nodes is left to upstream
+		if w := (wanted{class.Name, size.Value()}); !s.isShared(w) { // leave shared space to upstream
 			volumes = append(volumes, w)
 		}
 	}
 	return volumes
 }
 
-// unbound lists the claims of a Pod that have no volume, with their classes.
 func (s *space) unbound(pod *v1.Pod) iter.Seq2[*v1.PersistentVolumeClaim, *storagev1.StorageClass] {
 	return func(yield func(*v1.PersistentVolumeClaim, *storagev1.StorageClass) bool) {
 		for claim := range s.named(pod) {
@@ -179,7 +178,6 @@ func (s *space) unbound(pod *v1.Pod) iter.Seq2[*v1.PersistentVolumeClaim, *stora
 	}
 }
 
-// named lists the claims that a Pod names.
 func (s *space) named(pod *v1.Pod) iter.Seq[*v1.PersistentVolumeClaim] {
 	return func(yield func(*v1.PersistentVolumeClaim) bool) {
 		for _, key := range objects.ClaimsNamed(pod) {
@@ -191,8 +189,9 @@ func (s *space) named(pod *v1.Pod) iter.Seq[*v1.PersistentVolumeClaim] {
 	}
 }
 
-// held returns the node that holds the movable volumes of a Pod: upstream cannot read it from their PersistentVolumes. It returns
-// an empty set where several nodes hold one each, and nil for a Pod without such volumes.
+// held returns the node of a Pod's movable volumes, which upstream cannot read from their
+// PersistentVolumes. It returns an empty set if they are on several nodes, and nil if the Pod has
+// none.
 func (s *space) held(pod *v1.Pod) (nodes sets.Set[string]) {
 	for claim := range s.named(pod) {
 		pv, err := s.volumes.Get(claim.Spec.VolumeName)
@@ -214,8 +213,9 @@ func (s *space) suffices(node *v1.Node, volumes []wanted) bool {
 	return ok && !slices.ContainsFunc(volumes, func(w wanted) bool { return !s.has(name, w) })
 }
 
-// isShared reports whether objects that are not one node's have space for a volume. Those of the Cluster Autoscaler's
-// template nodes, which have as much as an empty node, do not count: no node that is there has their label.
+// isShared reports whether capacity objects of several nodes have space for a volume. It ignores
+// those of the Cluster Autoscaler's template nodes, which have as much as an empty node: no
+// existing node has their label.
 func (s *space) isShared(w wanted) bool {
 	objects, err := s.capacities.ByIndex(capacityIndex, anyNode)
 	return err != nil || slices.ContainsFunc(objects, func(object any) bool { return !isTemplate(object) && s.fits(object, w) })
@@ -231,13 +231,13 @@ func (s *space) has(node string, w wanted) bool {
 	return err != nil || slices.ContainsFunc(objects, func(object any) bool { return s.fits(object, w) })
 }
 
-// fits compares as upstream does. That what is in flight is counted last is faster, because that is rare.
+// fits compares like upstream. It checks claims in flight last, because they are rare.
 func (s *space) fits(object any, w wanted) bool {
 	capacity, ok := object.(*storagev1.CSIStorageCapacity)
 	return ok && capacity.StorageClassName == w.class && limit(capacity) >= w.bytes && limit(s.inFlight.left(capacity)) >= w.bytes
 }
 
-// limit is how many bytes a volume can have, or less than any has if that is not known.
+// limit returns the largest volume in bytes, or -1 if unknown.
 func limit(capacity *storagev1.CSIStorageCapacity) int64 {
 	if most := cmp.Or(capacity.MaximumVolumeSize, capacity.Capacity); most != nil {
 		return most.Value()
@@ -245,7 +245,6 @@ func limit(capacity *storagev1.CSIStorageCapacity) int64 {
 	return -1
 }
 
-// nodeLabel is the index's function.
 func nodeLabel(object any) ([]string, error) {
 	node, ok := object.(*v1.Node)
 	if !ok {

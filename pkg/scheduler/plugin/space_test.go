@@ -18,16 +18,16 @@ import (
 	"github.com/carve-csi/carve/api/names"
 )
 
-// TestOnlyNodesWithSpaceAreLookedAt has Pods with claims of 2 GiB and, for "large", 5 GiB in a cluster of six nodes.
+// The claims need 2 GiB, and those of "large" 5 GiB. The cluster has six nodes.
 func TestOnlyNodesWithSpaceAreLookedAt(t *testing.T) {
 	late := "late"
 	for name, test := range map[string]struct {
 		gib    []int64 // of each node
 		more   []metav1.Object
 		claims []string
-		placed int // how many claims of 2 GiB are in flight on the first node
+		placed int // the number of claims of 2 GiB in flight on the first node
 		above  int
-		// template says that the first node is one that the Cluster Autoscaler makes up.
+		// template means that the first node is an invention of the Cluster Autoscaler.
 		template bool
 		want     []string
 		status   *fwk.Status
@@ -115,21 +115,20 @@ func driver(publishes bool) *storagev1.CSIDriver {
 	return &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: names.Driver}, Spec: storagev1.CSIDriverSpec{StorageCapacity: new(publishes)}}
 }
 
-// static is a volume without a claim.
 func static() *v1.PersistentVolume {
 	return &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "static"}, Status: v1.PersistentVolumeStatus{Phase: v1.VolumeAvailable}, Spec: v1.PersistentVolumeSpec{
 		StorageClassName: "late", Capacity: v1.ResourceList{v1.ResourceStorage: *size(2)},
 	}}
 }
 
-// ofTemplate is what a node that the Cluster Autoscaler adds would have.
+// ofTemplate returns the capacity of a node that the Cluster Autoscaler would add.
 func ofTemplate(gib int64) *storagev1.CSIStorageCapacity {
 	capacity := ofAll(gib)
 	capacity.NodeTopology.MatchLabels = map[string]string{names.LabelTemplateNode: "true", v1.LabelInstanceTypeStable: "large"}
 	return capacity
 }
 
-// ofAll is space that all nodes reach.
+// ofAll returns space that all nodes can access.
 func ofAll(gib int64) *storagev1.CSIStorageCapacity {
 	capacity := shows("all", gib)
 	capacity.StorageClassName, capacity.NodeTopology = "late", &metav1.LabelSelector{}

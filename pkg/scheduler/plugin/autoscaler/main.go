@@ -1,8 +1,8 @@
-// Command autoscaler says what the Cluster Autoscaler would do with nodes. As it does, it asks the plugins of the
-// scheduler's default profile. It is for tests.
+// Command autoscaler predicts, for tests, what the Cluster Autoscaler would do with nodes. Like the
+// autoscaler, it asks the plugins of the default profile of the scheduler.
 //
 //	KUBECONFIG=FILE autoscaler remove NODE      # "removable", or which Pod fits on no other node, and why
-//	KUBECONFIG=FILE autoscaler add < NODE.json  # how many such nodes the Pods that wait for one need
+//	KUBECONFIG=FILE autoscaler add < NODE.json  # the number of such nodes that the waiting Pods need
 package main
 
 import (
@@ -33,7 +33,7 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/metrics"
 )
 
-// startupTaint begins the keys of taints that the autoscaler waits to be removed.
+// startupTaint is the prefix of taints whose removal the autoscaler waits for.
 const startupTaint = "startup-taint.cluster-autoscaler.kubernetes.io/"
 
 func main() {
@@ -67,19 +67,18 @@ func run(ctx context.Context, args []string) error {
 	return errors.New("want remove NODE, or add")
 }
 
-// lister is the cluster as the plugins see it, once there is one.
+// lister serves the current snapshot to the plugins, which get it before the first exists.
 type lister struct{ fwk.SharedLister }
 
-// simulation is the cluster as it would be.
 type simulation struct {
 	scheduler framework.Framework
 	snapshot  *lister
 	nodes     []*v1.Node
-	// placed are Pods that have a node, in the cluster or in the simulation; waiting are the others.
+	// placed Pods have a node, in the cluster or in the simulation; waiting ones have none.
 	placed, waiting []*v1.Pod
 }
 
-// simulate reads the cluster.
+// simulate loads the cluster.
 func simulate(ctx context.Context) (*simulation, error) {
 	server, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
 	if err != nil {
@@ -93,7 +92,7 @@ func simulate(ctx context.Context) (*simulation, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Without devices in the cluster: the plugin for them would need more than informers.
+	// Dynamic resources need more than informers, and the tests use none.
 	enabled := &profile.Profiles[0].Plugins.MultiPoint.Enabled
 	*enabled = slices.DeleteFunc(*enabled, func(p config.Plugin) bool { return p.Name == names.DynamicResources })
 	metrics.Register()
@@ -124,7 +123,6 @@ func simulate(ctx context.Context) (*simulation, error) {
 	return s, nil
 }
 
-// remove prints whether a node can be removed.
 func (s *simulation) remove(ctx context.Context, node string) error {
 	on := func(pod *v1.Pod) bool { return pod.Spec.NodeName == node }
 	var move []*v1.Pod
@@ -147,8 +145,8 @@ func (s *simulation) remove(ctx context.Context, node string) error {
 	return nil
 }
 
-// add prints how many nodes like a template the waiting Pods need. Nodes that have a start-up taint stand for what they
-// will be, as do those that were added before.
+// add prints the number of nodes like template that the waiting Pods need. It treats nodes with a
+// start-up taint as ready, like those that it adds.
 func (s *simulation) add(ctx context.Context, template *v1.Node) error {
 	like := func(name string) *v1.Node {
 		node := template.DeepCopy()
@@ -186,7 +184,7 @@ func (s *simulation) add(ctx context.Context, template *v1.Node) error {
 	return nil
 }
 
-// place gives a Pod the first node that it fits on, or returns why there is none.
+// place assigns a Pod to the first node that it fits on, or returns why none does.
 func (s *simulation) place(ctx context.Context, pod *v1.Pod) (string, error) {
 	s.snapshot.SharedLister = cache.NewSnapshot(s.placed, s.nodes)
 	state := framework.NewCycleState()

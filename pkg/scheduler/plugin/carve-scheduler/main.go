@@ -13,7 +13,7 @@ import (
 	"github.com/carve-csi/carve/pkg/scheduler/plugin"
 )
 
-// version is Carve's, which the linker sets. --version reports Kubernetes'.
+// version is Carve's, set by the linker. --version reports Kubernetes'.
 var version = "unknown"
 
 func main() {
