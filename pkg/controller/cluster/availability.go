@@ -16,101 +16,99 @@ import (
 )
 
 const (
-	// awayGrace is how long a node may be without an uplink before its capacity is held
-	// back: longer than a reconnect takes, and shorter than releaseUnreachable, lest a
-	// claim that is rescheduled come to the same node again.
+	// awayGrace is how long a node may lack an uplink before its capacity is held back: longer than
+	// a reconnect, and shorter than releaseUnreachable, so that a rescheduled claim does not get
+	// the same node again.
 	awayGrace = 25 * time.Second
-	// FailuresToHold is how many creates in a row may fail in a device class of a node
-	// before its capacity is held back.
+	// FailuresToHold is the number of consecutive failed creates after which a device class of a
+	// node is held back.
 	FailuresToHold = 3
-	// holdLeast and holdMost bound for how long it is held back then: each time twice as
-	// long as the time before, until a create succeeds.
+	// holdLeast and holdMost limit the hold of a class. Its length doubles each time until a create
+	// succeeds.
 	holdLeast = 30 * time.Second
 	holdMost  = 10 * time.Minute
 )
 
-// Why a node is held back, and the label "cause" of carve_controller_held_back_nodes.
+// The causes of holding a node back, and the label "cause" of carve_controller_held_back_nodes.
 const (
 	CauseAway    = "away"
 	CauseFailing = "failing"
 )
 
-// Availability decides where capacity is held back, so that the scheduler does not
-// choose a node that cannot provision: all of a node whose agent is away, and a device
-// class of a node in which creates fail. What is held back is published as zero, and
-// seems full to immediate binding and to GetCapacity.
+// Availability holds capacity back, so that the scheduler does not choose a node that cannot
+// provision: a whole node whose agent is away, and a device class of a node in which creates fail.
+// Capacity held back is published as zero, and seems full to immediate binding and GetCapacity.
 //
-// A node is offered again as soon as it reports, a class for one attempt when its time
-// is over, and for good when a create succeeds there. All methods may be called
-// concurrently.
+// A node is released as soon as it reports. A class is released for one attempt when its time is
+// over, and for good when a create succeeds. The methods may be called concurrently.
 type Availability struct {
 	// connected reports whether a node has an uplink and has reported over it. Like changed, it is
 	// called without a lock.
 	connected func(node string) bool
 	ledger    Ledger
-	// changed is called with a node whose capacity is another now.
+	// changed is called with a node whose capacity changed.
 	changed func(node string)
 	now     func() time.Time
 	log     *slog.Logger
 
 	Grace, Least, Most time.Duration
-	// Bound is how long a disruption lasts in which the nodes that are away do not get fewer; any lasts at most
-	// disruptionBounds times as long.
+	// Bound limits a disruption during which the number of absent nodes does not fall. Any
+	// disruption ends after disruptionBounds times Bound.
 	Bound time.Duration
 
 	mu     sync.Mutex
 	nodes  map[string]*nodeState
 	counts [presences]int // of nodes, by presence
-	// returnedAt is when a node that was away came back last.
+	// returnedAt is when an absent node last came back.
 	returnedAt time.Time
 	disruption disruption
 }
 
-// Ledger has the methods of *scheduler.Ledger that Availability calls. Hold makes a class seem full, or ends that.
-// Availability calls it under its lock, so that the ledger learns of holds and their ends in the order of the
-// decisions; Hold takes no lock but the ledger's.
+// Ledger is the part of *scheduler.Ledger that Availability uses. Hold makes a class seem full, or
+// ends that. It is called with Availability.mu held, so that the ledger sees holds in the order of
+// the decisions; it may only take the ledger's own lock.
 type Ledger interface {
 	Hold(node, class string, held bool)
 }
 
-// NewAvailability makes a view in which every node can provision.
+// NewAvailability returns an Availability that holds nothing back.
 func NewAvailability(connected func(node string) bool, ledger Ledger, changed func(node string), now func() time.Time, log *slog.Logger) *Availability {
 	return &Availability{connected: connected, ledger: ledger, changed: changed, now: now, log: log, Grace: awayGrace, Least: holdLeast, Most: holdMost, Bound: disruptionBound, nodes: map[string]*nodeState{}}
 }
 
-// nodeState is what is known of a node's ability to provision.
 type nodeState struct {
 	presence presence
-	// awaySince is when the node was first found without uplink, of no meaning while it has one.
+	// awaySince is when the node was first seen without uplink. It is meaningless while the node
+	// has one.
 	awaySince time.Time
-	classes   map[string]*failing // by the device class' name
-	refused   map[string]*failing // by the StorageClass' name
+	classes   map[string]*failing // by name of the device class
+	refused   map[string]*failing // by name of the StorageClass
 }
 
-// presence is whether a node has an uplink.
 type presence int
 
 const (
-	unknown   presence = iota // nothing was noted yet
-	connected                 // it has one
-	away                      // it has none, and its grace is not over
-	overdue                   // its grace ended while there is a disruption
-	held                      // it is held back
+	unknown   presence = iota // not observed yet
+	connected                 // has an uplink
+	away                      // has none, within its grace
+	overdue                   // its grace ended during a disruption
+	held                      // is held back
 	presences
 )
 
-// failing is a device class of a node in which creates failed since the last success.
+// failing is a device class of a node with failed creates since the last success.
 type failing struct {
-	// Count is how many of them count, holds how often the class was held back.
+	// count is the number of relevant failures, holds the number of holds.
 	count, holds int
-	// held says that it is held back, until when until says.
+	// until is the end of the hold while held is true.
 	held  bool
 	until time.Time
-	// over is when it was held back last. That may be before until, which another replica's clock may have said.
+	// over is when the last hold ended. It may precede until, which may stem from another replica's
+	// clock.
 	over time.Time
 }
 
-// state returns what is known of a node, made if need be. The caller holds a.mu.
+// state creates the state if necessary. The caller holds a.mu.
 func (a *Availability) state(node string) *nodeState {
 	s := a.nodes[node]
 	if s == nil {
@@ -121,14 +119,14 @@ func (a *Availability) state(node string) *nodeState {
 	return s
 }
 
-// become notes a node's presence. The caller holds a.mu.
+// become must be called with a.mu held.
 func (a *Availability) become(s *nodeState, p presence) {
 	a.counts[s.presence]--
 	a.counts[p]++
 	s.presence = p
 }
 
-// NoteConnected offers a node again that was away.
+// NoteConnected ends the hold of a node that was away.
 func (a *Availability) NoteConnected(node string) {
 	a.mu.Lock()
 	s := a.state(node)
@@ -150,8 +148,9 @@ func (a *Availability) NoteConnected(node string) {
 	}
 }
 
-// NoteAway holds a node back that is still without uplink when the grace is over, or the
-// disruption in which it ends, and reports whether it is held back. Calling it again changes nothing.
+// NoteAway starts a node's grace, after which the node is held back unless it returns. During a
+// disruption the hold waits for its end. NoteAway reports whether the node is held back; repeated
+// calls change nothing.
 func (a *Availability) NoteAway(node string) bool {
 	a.mu.Lock()
 	s := a.state(node)
@@ -169,10 +168,9 @@ func (a *Availability) NoteAway(node string) bool {
 	return false
 }
 
-// endGrace holds a node back that has been away since then, unless there is a disruption: it is called
-// again when that ends.
+// endGrace holds back a node that has been away since the given time. A disruption defers that, and
+// calls it again at its end.
 func (a *Availability) endGrace(node string, since time.Time) {
-	// A node that connects after this is released by NoteConnected.
 	returned := a.connected(node)
 	a.mu.Lock()
 	s := a.nodes[node]
@@ -180,11 +178,11 @@ func (a *Availability) endGrace(node string, since time.Time) {
 		a.mu.Unlock()
 		return
 	}
-	if returned { // it was taken for away by a view that was old already
+	if returned { // an outdated view showed it as away
 		a.become(s, connected)
 		a.mu.Unlock()
 		if !a.connected(node) {
-			a.NoteAway(node) // it went away since it was asked for: NoteAway saw the grace that ended here
+			a.NoteAway(node) // it left since the first check, and NoteAway then saw the grace that ended here
 		}
 		return
 	}
@@ -201,14 +199,14 @@ func (a *Availability) endGrace(node string, since time.Time) {
 	a.changed(node)
 }
 
-// Nodes returns the nodes of which something is known.
+// Nodes returns the nodes that have a state.
 func (a *Availability) Nodes() []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return slices.Collect(maps.Keys(a.nodes))
 }
 
-// Forget drops what is known of a node that is gone.
+// Forget drops the state of a node that is gone.
 func (a *Availability) Forget(node string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -224,10 +222,9 @@ func (a *Availability) Forget(node string) {
 	}
 }
 
-// Failed counts a failure of a create that began then, and returns for how long the
-// class is held back because of it. A definite one needs no others. A create that began
-// before the last time in which the class was held back was over says nothing new: a
-// burst that fails together is held against the class once.
+// Failed counts a failure of a create, and returns the length of the hold that it causes, or zero.
+// A definite failure suffices by itself. Failures of creates that began before the end of the last
+// hold are ignored, so that a burst counts only once.
 func (a *Availability) Failed(node, class string, began time.Time, definite bool) time.Duration {
 	length := a.countFailure(node, class, began, definite)
 	if length > 0 {
@@ -260,14 +257,13 @@ func (a *Availability) countFailure(node, class string, began time.Time, definit
 	return length
 }
 
-// holdUntil holds a class back for so long. The caller holds a.mu.
+// holdUntil must be called with a.mu held.
 func (a *Availability) holdUntil(node, class string, f *failing, until time.Time, length time.Duration) {
 	f.held, f.until = true, until
 	a.ledger.Hold(node, class, true)
 	time.AfterFunc(length, func() { a.endHold(node, class, until) })
 }
 
-// endHold offers a class again that was held back until then.
 func (a *Availability) endHold(node, class string, until time.Time) {
 	a.mu.Lock()
 	s := a.nodes[node]
@@ -283,8 +279,8 @@ func (a *Availability) endHold(node, class string, until time.Time) {
 	}
 }
 
-// Succeeded forgets the failures in a class, and reports whether it had been held back
-// since the last success.
+// Succeeded forgets the failures of a class, and reports whether it was held back since the last
+// success.
 func (a *Availability) Succeeded(node, class string) bool {
 	a.mu.Lock()
 	var f *failing
@@ -306,7 +302,7 @@ func (a *Availability) Succeeded(node, class string) bool {
 	return f.holds > 0
 }
 
-// HeldUntil returns until when a class is held back for failures, or zero.
+// HeldUntil returns the end of the hold of a class, or zero.
 func (a *Availability) HeldUntil(node, class string) time.Time {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -316,8 +312,8 @@ func (a *Availability) HeldUntil(node, class string) time.Time {
 	return time.Time{}
 }
 
-// Adopt takes over what another replica decided about a class: that it is held back
-// until then, or, where until is zero, that it is not.
+// Adopt takes over another replica's decision: to hold a class back until the given time, or, if
+// that is zero, not to.
 func (a *Availability) Adopt(node, class string, until time.Time) {
 	left := until.Sub(a.now())
 	a.mu.Lock()
@@ -337,7 +333,7 @@ func (a *Availability) Adopt(node, class string, until time.Time) {
 	a.holdUntil(node, class, s.classes[class], until, min(left, a.Most))
 }
 
-// HeldBack returns the nodes that are held back for a cause.
+// HeldBack returns the nodes that are held back for cause.
 func (a *Availability) HeldBack(cause string) (nodes []string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -356,10 +352,9 @@ func (a *Availability) HeldBack(cause string) (nodes []string) {
 	return nodes
 }
 
-// NodeFault reports whether a create failed for something that is wrong with the node,
-// and not with the request, for want of space, or because the connection broke. One that
-// is definite needs no repetition: LVM cannot change the group, or the node answered with another
-// volume.
+// NodeFault reports whether a create failed because of the node, rather than because of the
+// request, a lack of space or a broken connection. A definite fault needs no repetition: LVM cannot
+// change the group, or the node answered with another volume.
 func NodeFault(err error) (fault, definite bool) {
 	var taken *IDTakenError
 	var wrong *WrongVolumeError

@@ -6,7 +6,6 @@ import (
 	"time"
 )
 
-// The end of an earlier grace must not hold a node back that has been back since.
 func TestTheEndOfAnEarlierGraceHoldsNothingBack(t *testing.T) {
 	a, held := newTestAvailability()
 	first := a.now()
@@ -16,7 +15,7 @@ func TestTheEndOfAnEarlierGraceHoldsNothingBack(t *testing.T) {
 	if len(held) != 0 || len(a.HeldBack(CauseAway)) != 0 {
 		t.Fatalf("held back: %v", held)
 	}
-	// One that a view took for away which was old by then.
+	// An outdated view shows n1 as away.
 	a.connected = func(string) bool {
 		if !a.mu.TryLock() {
 			t.Fatal("connected is called with the lock held")
@@ -29,7 +28,7 @@ func TestTheEndOfAnEarlierGraceHoldsNothingBack(t *testing.T) {
 	if len(held) != 0 || a.NoteAway("n1") {
 		t.Fatalf("held back though connected: %v", held)
 	}
-	// One that goes away after it was found connected: it has another grace.
+	// n1 leaves after it was found connected: it gets another grace.
 	connected := true
 	a.connected = func(string) bool {
 		was := connected
@@ -42,7 +41,7 @@ func TestTheEndOfAnEarlierGraceHoldsNothingBack(t *testing.T) {
 	}
 }
 
-// holds are the classes that are held back, as "node/class".
+// holds is the set of classes held back, as "node/class".
 type holds map[string]bool
 
 func (h holds) Hold(node, class string, held bool) {
@@ -51,8 +50,7 @@ func (h holds) Hold(node, class string, held bool) {
 	}
 }
 
-// newTestAvailability makes one whose clock stands and whose timers never end, and
-// which notes what it holds.
+// newTestAvailability has a clock that stands still and timers that never fire.
 func newTestAvailability() (a *Availability, held holds) {
 	now := time.Unix(1000, 0)
 	held = holds{}
@@ -103,8 +101,8 @@ func TestFailuresInARowHoldAClassBackForLongerEachTime(t *testing.T) {
 	}
 }
 
-// TestFailuresCountAgainAfterAHoldThatAFastClockSaid: the hold ends after the longest time, and what fails then
-// is no news of before it, though the leader's clock says so.
+// until is beyond the longest hold, as a leader with a fast clock would set it. Failures after the
+// hold must count although they precede until.
 func TestFailuresCountAgainAfterAHoldThatAFastClockSaid(t *testing.T) {
 	a, held := newTestAvailability()
 	until := a.now().Add(100 * time.Hour)

@@ -6,9 +6,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// CountFailure counts a create that failed against a device class of a node, of which the
-// empty one is the node's default, if the node is the cause. When the class is held back
-// because of it, an Event of the node says so.
+// CountFailure counts a failed create against a device class of a node if the node is the cause. An
+// empty deviceClass is the node's default. If the class is then held back, the node gets an Event.
 func (c *Cluster) CountFailure(a *Availability, node, deviceClass string, began time.Time, cause error) {
 	fault, definite := NodeFault(cause)
 	class, ok := c.DeviceClassOn(node, deviceClass)
@@ -22,7 +21,7 @@ func (c *Cluster) CountFailure(a *Availability, node, deviceClass string, began 
 		"; its capacity is published as zero for a while, each time for longer, then it is tried again. The log of lvmd on the node says more")
 }
 
-// CountSuccess offers a node without reserve on which a create succeeded.
+// CountSuccess forgets the failures of a class after a create succeeded.
 func (c *Cluster) CountSuccess(a *Availability, node, class string) {
 	if a.Succeeded(node, class) {
 		c.NodeEvent(node, v1.EventTypeNormal, ReasonOffered, "a volume was created in device class "+class+", its capacity is published again")

@@ -27,30 +27,28 @@ import (
 )
 
 const (
-	// APITimeout bounds one call to the API server.
+	// APITimeout limits one call to the API server.
 	APITimeout = 15 * time.Second
-	// DeleteTimeout bounds one delete on a node; wiping is not part of it.
+	// DeleteTimeout limits one delete on a node, which does not include wiping.
 	DeleteTimeout = 60 * time.Second
-	// ListTimeout bounds the list of all objects of a kind, each page of which has APITimeout.
+	// ListTimeout limits a list of all objects of a kind. Each of its pages has APITimeout.
 	ListTimeout = time.Minute
 )
 
-// byUID is the index of claims by their UID.
 const byUID = "uid"
 
-// bySource is the index of claims by the claim that they are to be a clone of.
+// bySource indexes claims by the claim that they clone.
 const bySource = "source"
 
-// byVolume is the index of claims by the volume that they name, unless it is the one made for them.
+// byVolume indexes claims by spec.volumeName, unless that is the volume made for them.
 const byVolume = "volume"
 
-// Cluster is what is known of the cluster: of the API server's objects by informers, and of
-// the nodes by what they report. Its methods are safe for concurrent use.
+// Cluster is the controller's view of the cluster: API objects from informers, nodes from their
+// reports. Its methods may be called concurrently.
 type Cluster struct {
-	// Client talks to the API server, fleet to the nodes.
 	Client kubernetes.Interface
 	Fleet  *fleet.Fleet
-	// Recorder writes Events. It and ID are set before anything acts.
+	// Recorder and ID are set before anything acts.
 	Recorder record.EventRecorder
 	ID       string
 	Log      *slog.Logger
@@ -61,7 +59,7 @@ type Cluster struct {
 	Classes    cache.TypedSharedIndexInformer[*storagev1.StorageClass]
 	Nodes      cache.TypedSharedIndexInformer[*v1.Node]
 	Capacities cache.TypedSharedIndexInformer[*storagev1.CSIStorageCapacity] // ours
-	Pods       cache.TypedSharedIndexInformer[*v1.Pod]                       // those that have not started
+	Pods       cache.TypedSharedIndexInformer[*v1.Pod]                       // only Pods that have not started
 
 	VolumeLister corelisters.PersistentVolumeLister
 	NodeLister   corelisters.NodeLister
@@ -69,15 +67,13 @@ type Cluster struct {
 	Losses absences
 }
 
-// New makes a view of a cluster that becomes complete once the informers run.
-// Those of capacity objects come from own, which is restricted to ours.
+// New returns a Cluster that is complete once the informers have synced. own must be restricted to
+// our capacity objects.
 func New(client kubernetes.Interface, nodes *fleet.Fleet, all, own informers.SharedInformerFactory, log *slog.Logger) (*Cluster, error) {
 	c := &Cluster{Client: client, Fleet: nodes, Log: log, Now: time.Now, Losses: absences{losses: losses{Grace: NodeLossGrace}, Agentless: losses{Grace: AgentGrace}}}
 	return c, c.useInformers(all, own)
 }
 
-// useInformers takes the shared informers; capacities come from a factory that
-// is restricted to our own objects.
 func (c *Cluster) useInformers(all, own informers.SharedInformerFactory) error {
 	c.Claims = all.Core().V1().PersistentVolumeClaims().TypedInformer()
 	c.Volumes = all.Core().V1().PersistentVolumes().TypedInformer()
@@ -110,7 +106,7 @@ func (c *Cluster) Informers() []cache.SharedIndexInformer {
 	return []cache.SharedIndexInformer{c.Claims, c.Volumes, c.Classes, c.Nodes, c.Capacities, c.Pods}
 }
 
-// Synced reports whether the view is complete.
+// Synced reports whether all caches are complete.
 func (c *Cluster) Synced() bool {
 	for _, informer := range c.Informers() {
 		if !informer.HasSynced() {
@@ -120,7 +116,7 @@ func (c *Cluster) Synced() bool {
 	return true
 }
 
-// Claim returns the claim of that UID as the cache has it, or nil.
+// Claim returns the cached claim with that UID, or nil.
 func (c *Cluster) Claim(uid string) *v1.PersistentVolumeClaim {
 	claims := indexed(c.Claims, byUID, uid)
 	if len(claims) == 0 {
@@ -129,7 +125,7 @@ func (c *Cluster) Claim(uid string) *v1.PersistentVolumeClaim {
 	return claims[0]
 }
 
-// ClaimAt returns the claim of that namespace and name (namespace/name) as the cache has it, or nil.
+// ClaimAt returns the cached claim with the key namespace/name, or nil.
 func (c *Cluster) ClaimAt(key string) *v1.PersistentVolumeClaim {
 	obj, _, err := c.Claims.GetStore().GetByKey(key)
 	if claim, ok := obj.(*v1.PersistentVolumeClaim); ok && err == nil {
@@ -138,9 +134,9 @@ func (c *Cluster) ClaimAt(key string) *v1.PersistentVolumeClaim {
 	return nil
 }
 
-// VolumesFor returns the volumes that were made for this very claim, or that it names, bound to it yet
-// or not, as the cache has them. Others that are for it, the PV controller alone finds: an index would
-// take as much memory as a tenth of each volume.
+// VolumesFor returns the cached volumes that were made for this claim or that it names, whether
+// bound or not. Only the PV controller finds others with a claimRef to it: an index would take as
+// much memory as a tenth of each volume.
 func (c *Cluster) VolumesFor(claim *v1.PersistentVolumeClaim) (out []*v1.PersistentVolume) {
 	for _, name := range []string{spec.VolumeName(claim), claim.Spec.VolumeName} {
 		pv, err := c.VolumeLister.Get(name)
@@ -151,8 +147,7 @@ func (c *Cluster) VolumesFor(claim *v1.PersistentVolumeClaim) (out []*v1.Persist
 	return out
 }
 
-// ClaimNaming returns a claim, as namespace/name, whose spec.volumeName is this one, as the cache
-// has it, or nothing.
+// ClaimNaming returns a cached claim, as namespace/name, whose spec.volumeName is volume, or "".
 func (c *Cluster) ClaimNaming(volume string) string {
 	claims := indexed(c.Claims, byVolume, volume)
 	if claim := c.Claim(strings.TrimPrefix(volume, "pvc-")); claim != nil && claim.Spec.VolumeName == volume {
@@ -165,7 +160,7 @@ func (c *Cluster) ClaimNaming(volume string) string {
 }
 
 // ReadClaimsNaming is ClaimNaming for several volumes, by one list from the API server. It returns
-// the claims by their volumes.
+// the claims by volume.
 func (c *Cluster) ReadClaimsNaming(ctx context.Context, volumes ...string) (map[string]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, ListTimeout)
 	defer cancel()
@@ -187,18 +182,17 @@ func (c *Cluster) ReadClaimsNaming(ctx context.Context, volumes ...string) (map[
 	return naming, nil
 }
 
-// ClonesOf returns the claims that are, or are to be, made of a claim, which is
-// given as namespace/name.
+// ClonesOf returns the claims that are clones, or will be, of the claim namespace/name.
 func (c *Cluster) ClonesOf(source string) []*v1.PersistentVolumeClaim {
 	return indexed(c.Claims, bySource, source)
 }
 
-// AllClaims returns every claim in the cache.
+// AllClaims returns the cached claims.
 func (c *Cluster) AllClaims() []*v1.PersistentVolumeClaim {
 	return List(c.Claims)
 }
 
-// OurClass returns the claim's StorageClass when that is one of ours.
+// OurClass returns the StorageClass of that name if it is one of ours.
 func (c *Cluster) OurClass(name string) (*storagev1.StorageClass, bool) {
 	class, err := storagelisters.NewStorageClassLister(c.Classes.GetIndexer()).Get(name)
 	if err != nil || class.Provisioner != names.Driver {
@@ -207,12 +201,11 @@ func (c *Cluster) OurClass(name string) (*storagev1.StorageClass, bool) {
 	return class, true
 }
 
-// OurClasses returns every StorageClass of ours.
+// OurClasses returns the StorageClasses of ours.
 func (c *Cluster) OurClasses() []*storagev1.StorageClass {
 	return slices.DeleteFunc(List(c.Classes), func(class *storagev1.StorageClass) bool { return class.Provisioner != names.Driver })
 }
 
-// sourceIndexer indexes claims by the claim that they are to be a clone of.
 func sourceIndexer(claim *v1.PersistentVolumeClaim) ([]string, error) {
 	if source, _, err := spec.SourceOf(claim); err == nil && source != nil && source.Kind == spec.KindClaim {
 		return []string{claim.Namespace + "/" + source.Name}, nil
@@ -220,8 +213,8 @@ func sourceIndexer(claim *v1.PersistentVolumeClaim) ([]string, error) {
 	return nil, nil
 }
 
-// volumeIndexer indexes claims by the volume that they name. Most name the one that was made for them,
-// which is found by their UID: an entry for each would only take memory.
+// volumeIndexer skips claims that name the volume made for them. ClaimNaming finds these by their
+// UID; most are such, and an entry for each would cost memory.
 func volumeIndexer(claim *v1.PersistentVolumeClaim) ([]string, error) {
 	if name := claim.Spec.VolumeName; name != "" && name != spec.VolumeName(claim) {
 		return []string{name}, nil

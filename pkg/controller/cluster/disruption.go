@@ -5,25 +5,25 @@ import (
 )
 
 const (
-	// disruptionBound is how long a disruption lasts at most in which the number of nodes that are away does not go on
-	// falling. A claim on a node that is away is rescheduled meanwhile, and may come to the same node again.
+	// disruptionBound limits a disruption during which the number of absent nodes does not fall.
+	// Meanwhile a claim on an absent node is rescheduled, possibly to the same node again.
 	disruptionBound = 2 * time.Minute
-	// disruptionBounds is how many such times one lasts at most: ten thousand nodes take minutes to come back.
+	// disruptionBounds limits any disruption to a multiple of the bound: ten thousand nodes take
+	// minutes to come back.
 	disruptionBounds = 5
-	// disruptionLeast is how many nodes are away at least when one begins: of fewer, each is held back as
-	// soon as its grace is over.
+	// disruptionLeast is the number of absent nodes that a disruption needs. Fewer are held back as
+	// soon as their grace is over.
 	disruptionLeast = 3
 )
 
-// disruption is the one that lasts.
 type disruption struct {
 	since time.Time // zero for none
-	// most is how many nodes were away at most, fewest at least after that, and fellAt is since when.
+	// most is the maximum of absent nodes, fewest the minimum since then, and fellAt when it was
+	// reached.
 	most, fewest int
 	fellAt       time.Time
 }
 
-// note notes how many nodes are away.
 func (d *disruption) note(n int, now time.Time) {
 	switch {
 	case n > d.most:
@@ -33,22 +33,23 @@ func (d *disruption) note(n int, now time.Time) {
 	}
 }
 
-// fleetState is by what a disruption is judged. A disruption is a time in which much of the fleet is away
-// because of the controller, which was stopped or cut off, and comes back: what is written of a node's capacity
-// meanwhile is written again seconds later.
+// fleetState is the input of disrupted. In a disruption much of the fleet is away because of the
+// controller, which was stopped or cut off, and comes back: a change of a node's capacity would be
+// undone seconds later.
 type fleetState struct {
-	// connected nodes have an uplink. away are those that have none and are not held back for it.
+	// connected nodes have an uplink; away ones have none and are not held back for it.
 	connected, away int
-	// returned is how long ago the last node came back, lasts how long the disruption lasts: negative while
-	// there is none. fell is how long ago fewer were away than at any time since the most were: a node that comes and
-	// goes does not count.
+	// returned is the time since the last node came back. lasts is the length of the disruption,
+	// negative if there is none. fell is the time since the number of absent nodes reached a new
+	// minimum after its maximum: a node that comes and goes does not count.
 	returned, lasts, fell time.Duration
 }
 
-// disrupted reports whether no node that is away is to be held back. That begins while more than a third are away,
-// and goes on until all are back, none has come back for a grace, or it has lasted for bound and the number of those
-// that are away has not fallen for a grace. Where all are away there is nothing to wait for, and none to choose
-// instead: it lasts until the first is back, or for bound.
+// disrupted reports whether to hold no absent node back. A disruption begins while more than a
+// third of the nodes, and at least disruptionLeast, are away, if one came back within a grace. It
+// ends when all are back, none has come back for a grace, or it has lasted for bound and the number
+// of absent nodes has not fallen for a grace. While all nodes are away, the scheduler has no
+// alternative: no node need have come back, and only the bounds apply.
 func (s fleetState) disrupted(grace, bound time.Duration) bool {
 	switch {
 	case s.lasts >= bound && s.fell >= grace, s.lasts >= disruptionBounds*bound, s.connected > 0 && s.returned >= grace:
@@ -60,23 +61,24 @@ func (s fleetState) disrupted(grace, bound time.Duration) bool {
 	}
 }
 
-// verdict is what became of disruptions. act does what follows.
+// verdict is a change of the disruption, for act.
 type verdict struct {
 	began, ended bool
 	state        fleetState
-	// since is when the disruption began, overdue are the nodes whose grace ended in it, by since when they are away.
+	// since is when the disruption began. overdue holds the nodes whose grace ended in it, with the
+	// start of their absence.
 	since   time.Time
 	overdue map[string]time.Time
 }
 
-// judge begins or ends a disruption. The caller holds a.mu, and calls act without it.
+// judge begins or ends a disruption. The caller holds a.mu, and calls act after releasing it.
 func (a *Availability) judge() verdict {
 	now := a.now()
 	v := verdict{since: a.disruption.since, state: fleetState{
 		connected: a.counts[connected], away: a.counts[away], returned: now.Sub(a.returnedAt), lasts: -1}}
 	was := !a.disruption.since.IsZero()
 	if was {
-		v.state.away += a.counts[overdue] // without a disruption they are about to be held back
+		v.state.away += a.counts[overdue] // after the disruption they will be held back
 		v.state.lasts = now.Sub(a.disruption.since)
 		a.disruption.note(v.state.away, now)
 		v.state.fell = now.Sub(a.disruption.fellAt)
@@ -98,7 +100,7 @@ func (a *Availability) judge() verdict {
 	return v
 }
 
-// act does what follows from a verdict.
+// act must be called without a.mu.
 func (a *Availability) act(v verdict) {
 	switch {
 	case v.began:
@@ -112,7 +114,6 @@ func (a *Availability) act(v verdict) {
 	}
 }
 
-// watchDisruption looks now and then whether a disruption has ended that began then.
 func (a *Availability) watchDisruption(began time.Time) {
 	time.AfterFunc(a.Grace/5, func() {
 		a.mu.Lock()

@@ -45,7 +45,7 @@ func TestADisruptionIsMuchOfAFleetAwayThatComesBack(t *testing.T) {
 	}
 }
 
-// fleetOf is an Availability with nodes, in a bubble of synctest.
+// fleetOf is an Availability with nodes. It needs a synctest bubble.
 type fleetOf struct {
 	*Availability
 	mu   sync.Mutex
@@ -58,14 +58,13 @@ func newFleetOf() *fleetOf {
 	return f
 }
 
-// Hold notes what is held back.
 func (f *fleetOf) Hold(node, class string, held bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.held.Hold(node, class, held)
 }
 
-// each calls note with nodes of these numbers, one per pause.
+// each calls note for the nodes from to to-1, with a pause after each.
 func each(note func(string), from, to int, pause time.Duration) {
 	for i := from; i < to; i++ {
 		note(fmt.Sprintf("n%03d", i))
@@ -73,7 +72,7 @@ func each(note func(string), from, to int, pause time.Duration) {
 	}
 }
 
-// wantHeld wants so many nodes held back a moment after so long.
+// wantHeld checks the number of nodes held back after a delay.
 func (f *fleetOf) wantHeld(t *testing.T, when string, after time.Duration, want int) {
 	t.Helper()
 	time.Sleep(after)

@@ -8,8 +8,8 @@ import (
 	"k8s.io/client-go/tools/record"
 )
 
-// Reasons of our Events, each of which EventReasons describes. Those of the upstream provisioner
-// keep its names.
+// Reasons of our Events, which EventReasons describes. Those of the upstream provisioner keep its
+// names.
 const (
 	ReasonProvisioning    = "Provisioning"
 	ReasonSucceeded       = "ProvisioningSucceeded"
@@ -41,20 +41,19 @@ const (
 	ReasonOrphanKept      = "OrphanNotRemoved"
 )
 
-// EventReason describes the Events of one reason: the reference page
-// docs/reference/events.md is generated from EventReasons.
+// EventReason describes the Events of one reason. docs/reference/events.md is generated from
+// EventReasons.
 type EventReason struct {
 	Reason string
 	// Type is v1.EventTypeNormal or v1.EventTypeWarning.
 	Type string
-	// On lists what carries the Event.
+	// On lists the objects that carry the Event.
 	On string
-	// Meaning says when it comes, Remedy what to do; Remedy is empty where nothing is to be
-	// done. Both are Markdown.
+	// Meaning says when the Event occurs, Remedy what to do, if anything. Both are Markdown.
 	Meaning, Remedy string
 }
 
-// EventReasons are all Events of the controller, in the order of a claim's course.
+// EventReasons lists all Events of the controller, in the order of a claim's course.
 var EventReasons = []EventReason{
 	{ReasonProvisioning, v1.EventTypeNormal, "claim", "A node was asked for the volume, and has not answered for 5 s.", ""},
 	{ReasonSourceNode, v1.EventTypeNormal, "claim", "The controller selected the node of a clone's or restore's source.", ""},
@@ -98,7 +97,7 @@ var EventReasons = []EventReason{
 	{ReasonOrphanKept, v1.EventTypeWarning, "node", "Such volumes could not be removed: they are in use, or known after all, or the node failed.", "Read the message; the controller tries again once a minute."},
 }
 
-// NewRecorder makes the recorder of our Events, and what ends it.
+// NewRecorder returns the recorder of our Events and a function that stops it.
 func NewRecorder(client kubernetes.Interface) (record.EventRecorder, func()) {
 	broadcaster := record.NewBroadcaster()
 	broadcaster.StartRecordingToSink(&typedv1.EventSinkImpl{Interface: client.CoreV1().Events("")})

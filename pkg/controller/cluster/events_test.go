@@ -12,8 +12,7 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// TestEveryEventIsInTheTable holds the calls of the recorder against EventReasons: the
-// reasons, and whether they are warnings.
+// The test compares the reasons and types in calls of the recorder with EventReasons.
 func TestEveryEventIsInTheTable(t *testing.T) {
 	declared := regexp.MustCompile(`(?m)^\s+(Reason[A-Z]\w*)\s+= "(\w+)"$`)
 	used := regexp.MustCompile(`v1\.EventType(\w+), (?:cluster\.)?(Reason\w+)`)

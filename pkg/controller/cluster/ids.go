@@ -13,29 +13,28 @@ import (
 	"github.com/carve-csi/carve/pkg/quantity"
 )
 
-// idsKept is how many of the latest ids are kept: each is soon in a report or a PersistentVolume.
+// idsKept is the number of latest ids to keep: each is soon in a report or a PersistentVolume.
 const idsKept = 16384
 
-// IDs knows which volume has which id. lvmd draws ids at random: one is one volume's, on one node. A
-// node that answers a create with another volume's id would be asked for that one's snapshots, clones
-// and growth. Its methods are safe for concurrent use.
+// IDs tracks which volume has which id. lvmd draws ids at random, so an id belongs to one volume on
+// one node. If the controller accepted another volume's id from a node, it would send that volume's
+// snapshots, clones and expansions to this node. The methods may be called concurrently.
 type IDs struct {
 	cluster *Cluster
 
 	mu     sync.Mutex
-	latest *lru.Cache // the identity of each id that was accepted
+	latest *lru.Cache // the identity of each accepted id
 }
 
-// identity is what an id stands for.
 type identity struct{ node, name string }
 
-// NewIDs makes one that knows what the cluster knows.
+// NewIDs returns IDs that start with the ids known to the cluster.
 func NewIDs(c *Cluster) *IDs { return &IDs{cluster: c, latest: lru.New(idsKept)} }
 
-// IDTakenError says that a node answered a create with an id that another volume has.
+// IDTakenError means that a node answered a create with an id that another volume has.
 type IDTakenError struct {
 	Node, ID string
-	// Holder says what has the id, as a part of a sentence.
+	// Holder describes the holder of the id, as a part of a sentence.
 	Holder string
 }
 
@@ -43,8 +42,8 @@ func (e *IDTakenError) Error() string {
 	return fmt.Sprintf("node %s answered with volume id %q, which %s: find out what runs as carve-lvmd on node %s", e.Node, e.ID, e.Holder, e.Node)
 }
 
-// WrongVolumeError says that a node answered a create with a volume of another name or size than was
-// asked for.
+// WrongVolumeError means that a node answered a create with a volume of another name or a smaller
+// size than requested.
 type WrongVolumeError struct {
 	Node       string
 	Got, Asked string // the volumes, as parts of a sentence
@@ -54,9 +53,9 @@ func (e *WrongVolumeError) Error() string {
 	return fmt.Sprintf("node %s answered with %s, asked for %s; do its agent and the controller have the same version?", e.Node, e.Got, e.Asked)
 }
 
-// Accept notes that a node answered a create with a volume. It returns a WrongVolumeError when that is
-// not what was asked for, and an IDTakenError when a PersistentVolume has its id for another volume, a
-// node reports the id of another one, or another create was answered with it. It may be repeated.
+// Accept records a node's answer to a create. It returns a WrongVolumeError if the volume does not
+// match the request, and an IDTakenError if a PersistentVolume, a report or an earlier answer has
+// its id for another volume. Repeated calls are harmless.
 func (i *IDs) Accept(node string, ask *lvmdv1.CreateVolumeRequest, vol *lvmdv1.Volume) error {
 	name, id, bytes := ask.GetName(), vol.GetId(), vol.GetSizeBytes()
 	if vol.GetName() != name || bytes < ask.GetRequiredBytes() {
@@ -74,7 +73,7 @@ func (i *IDs) Accept(node string, ask *lvmdv1.CreateVolumeRequest, vol *lvmdv1.V
 	return nil
 }
 
-// holder says what has the id besides a volume, or is empty. It is called with the lock held.
+// holder describes another holder of the id, or returns "". The caller holds i.mu.
 func (i *IDs) holder(node, name, id string) string {
 	if id == "" {
 		return "is none"

@@ -17,24 +17,24 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/spec"
 )
 
-// NodeLossGrace is how long a Node object must be gone before its volumes
-// are given up: a node that is registered again is not a lost one.
+// NodeLossGrace is how long a Node object must be gone before its volumes are given up: the node
+// may be registered again.
 const NodeLossGrace = time.Minute
 
-// AgentGrace is how long a node must have been without an agent's Pod before it counts as a node that is to have none:
-// longer than a DaemonSet takes to make the next one, and, with awayGrace, shorter than the alert CarveNodeCutOff waits.
+// AgentGrace is how long a node must lack an agent's Pod to count as Retired: longer than a
+// DaemonSet takes to replace it, and, with awayGrace, shorter than the wait of the alert
+// CarveNodeCutOff.
 const AgentGrace = 2 * time.Minute
 
-// absences are those of Node objects, and of agents.
 type absences struct {
 	losses
-	// MayHaveAgent reports whether a node has an agent of ours, or is to have one; nil for always. Agentless are the
-	// nodes of which it reports that they have not.
+	// MayHaveAgent reports whether a node has an agent of ours, or will have one; nil means always.
+	// Agentless tracks the nodes for which it returns false.
 	MayHaveAgent func(node string) bool
 	Agentless    losses
 }
 
-// losses remembers since when Node objects, or nodes' agents, are gone.
+// losses records when Node objects, or nodes' agents, disappeared.
 type losses struct {
 	Grace time.Duration
 
@@ -42,10 +42,9 @@ type losses struct {
 	gone map[string]time.Time
 }
 
-// NodeLost reports whether a node is lost for good: an administrator said so by
-// the taint node.kubernetes.io/out-of-service, or its Node object has been gone
-// for NodeLossGrace. A node whose lvmd is connected is not lost, whatever else is
-// said. NotReady alone means nothing. An error means that it is not known.
+// NodeLost reports whether a node is lost for good: an administrator set the taint
+// node.kubernetes.io/out-of-service, or its Node object has been gone for NodeLossGrace. A node
+// whose lvmd is connected is never lost. NotReady alone means nothing. An error means unknown.
 func (c *Cluster) NodeLost(ctx context.Context, name string) (bool, error) {
 	if view, ok := c.Fleet.View(name); ok && view.Connected {
 		c.Losses.forget(name)
@@ -62,11 +61,10 @@ func (c *Cluster) NodeLost(ctx context.Context, name string) (bool, error) {
 	return c.Losses.lasts(name, c.Now()), nil
 }
 
-// NodeGone reports whether a node is not in the cluster any more, so that what waits
-// for it must not go on waiting: its Node object is absent, from the cache and from
-// the API server, or an administrator declared it out of service. What is given up
-// by that alone can be found again, should the node return. An error means that
-// it is not known.
+// NodeGone reports whether a node left the cluster, so that nothing should wait for it: its Node
+// object is absent from the cache and from the API server, or an administrator declared it out of
+// service. Give up on this alone only what can be found again if the node returns. An error means
+// unknown.
 func (c *Cluster) NodeGone(ctx context.Context, name string) (bool, error) {
 	node, err := c.NodeLister.Get(name)
 	if err != nil {
@@ -83,9 +81,10 @@ func (c *Cluster) NodeGone(ctx context.Context, name string) (bool, error) {
 	return OutOfService(node), nil
 }
 
-// Retired reports whether a node is to have no agent any more, as where the DaemonSet selects it no longer: it is not
-// connected, and has had no agent's Pod for AgentGrace. One whose agent crashes has its Pod. Nothing is provisioned on
-// the node until an agent connects from there. Its volumes are not given up by that.
+// Retired reports whether a node will have no agent any longer, for example because the DaemonSet
+// no longer selects it: it is not connected, and has had no agent's Pod for AgentGrace (a crashing
+// agent has its Pod). Nothing is provisioned on the node until an agent connects from it. Its
+// volumes are kept.
 func (c *Cluster) Retired(name string) bool {
 	view, ok := c.Fleet.View(name)
 	if ok && view.Connected || c.Losses.MayHaveAgent == nil || c.Losses.MayHaveAgent(name) {
@@ -95,8 +94,7 @@ func (c *Cluster) Retired(name string) bool {
 	return c.Losses.Agentless.lasts(name, c.Now())
 }
 
-// OnGone is the handler that calls gone with the name of every node that NodeGone comes to be
-// true of.
+// OnGone returns a handler that calls gone with every node for which NodeGone becomes true.
 func (c *Cluster) OnGone(gone func(node string)) Handler {
 	return On(c.Nodes, cache.TypedResourceEventHandlerFuncs[*v1.Node]{
 		UpdateFunc: func(before, after *v1.Node) {
@@ -108,8 +106,8 @@ func (c *Cluster) OnGone(gone func(node string)) Handler {
 	})
 }
 
-// OutOfService reports whether an administrator declared a node out of service, by the taint
-// node.kubernetes.io/out-of-service.
+// OutOfService reports whether the node has the taint node.kubernetes.io/out-of-service, which an
+// administrator sets.
 func OutOfService(node *v1.Node) bool {
 	return slices.ContainsFunc(node.Spec.Taints, func(taint v1.Taint) bool { return taint.Key == v1.TaintNodeOutOfService })
 }
@@ -120,16 +118,15 @@ func (l *losses) forget(node string) {
 	delete(l.gone, node)
 }
 
-// Retain forgets the nodes that do not matter any more. Those that went a moment ago stay: a snapshot, which
-// is in no cache, may be deleted with its node.
+// Retain forgets the nodes that no longer matter. It keeps recent losses: a snapshot, which no
+// cache has, may be deleted with its node.
 func (l *losses) Retain(now time.Time, matters func(node string) bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	maps.DeleteFunc(l.gone, func(node string, since time.Time) bool { return !matters(node) && now.Sub(since) > 10*l.Grace })
 }
 
-// lasts notes that the Node object is gone, and reports whether it has been for
-// long enough.
+// lasts records the loss of a node, and reports whether it has lasted for Grace.
 func (l *losses) lasts(node string, now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -142,8 +139,9 @@ func (l *losses) lasts(node string, now time.Time) bool {
 	return now.Sub(l.gone[node]) >= l.Grace
 }
 
-// DeleteLostClaim deletes the claim of a volume that its class gives up, and says why. It does nothing
-// if, at the API server, the volume is not that claim's, or is not to be given up.
+// DeleteLostClaim deletes the claim of a volume that its class gives up. It does nothing if, at the
+// API server, the volume is no longer that claim's or no longer to be given up. why goes into the
+// claim's Event.
 func (c *Cluster) DeleteLostClaim(ctx context.Context, pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim, why string) {
 	log := c.Log.With("claim", claim.Namespace+"/"+claim.Name, "volume", pv.Name, "why", why)
 	now, holder, err := c.ReadVolume(ctx, pv)
@@ -166,8 +164,8 @@ func (c *Cluster) DeleteLostClaim(ctx context.Context, pv *v1.PersistentVolume, 
 	}
 }
 
-// DeviceClassOn returns the name by which a node knows a device class, of which the
-// empty one is its default.
+// DeviceClassOn returns the node's name for a device class. An empty class is the node's default;
+// it is unknown until the node has reported.
 func (c *Cluster) DeviceClassOn(node, class string) (string, bool) {
 	if class != "" {
 		return class, true
@@ -180,22 +178,22 @@ func (c *Cluster) DeviceClassOn(node, class string) (string, bool) {
 	return on.GetName(), ok
 }
 
-// NodeEvent writes an Event on a node.
+// NodeEvent records an Event on a node.
 func (c *Cluster) NodeEvent(node, kind, reason, message string) {
 	if object, err := c.NodeLister.Get(node); err == nil {
 		c.Recorder.Event(object, kind, reason, message)
 	}
 }
 
-// Nodes returns the nodes whose Node object is known to be gone.
+// Nodes returns the nodes with a recorded loss.
 func (l *losses) Nodes() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Sorted(maps.Keys(l.gone))
 }
 
-// DeviceClassOf returns the name by which a node knows the device class of a
-// StorageClass, or false where it has none.
+// DeviceClassOf returns the node's name for the device class of a StorageClass, or false if it has
+// none.
 func (c *Cluster) DeviceClassOf(node, storageClass string) (string, bool) {
 	class, ours := c.OurClass(storageClass)
 	if !ours {

@@ -24,7 +24,7 @@ func TestANodeIsGoneOnceItIsDeletedOrOutOfService(t *testing.T) {
 	defer stop()
 	all.Start(t.Context().Done())
 	t.Cleanup(all.Shutdown)
-	waittest.Until(t, "the informer has synced", c.Nodes.HasSynced) // what is made from now on is watched
+	waittest.Until(t, "the informer has synced", c.Nodes.HasSynced) // later changes are watched
 
 	nodes := client.CoreV1().Nodes()
 	create := func(name string) {
@@ -39,7 +39,8 @@ func TestANodeIsGoneOnceItIsDeletedOrOutOfService(t *testing.T) {
 		}
 		must.Get(nodes.Update(t.Context(), node, metav1.UpdateOptions{}))(t)
 	}
-	// next is the next node that is gone: events come in order, so that one too many is seen.
+	// next returns the next node that is gone. Events come in order, so the next call detects an
+	// extra one.
 	next := func(what, want string) {
 		t.Helper()
 		waittest.Until(t, what, func() bool { return len(gone) > 0 })
@@ -61,7 +62,7 @@ func TestANodeIsGoneOnceItIsDeletedOrOutOfService(t *testing.T) {
 	next("one that has the taint again", "out-of-service")
 }
 
-// TestLostClaimIsDeletedOnlyIfAPIServerHasItsVolumeSo has a cache that may be behind.
+// The cache may be outdated.
 func TestLostClaimIsDeletedOnlyIfAPIServerHasItsVolumeSo(t *testing.T) {
 	for name, test := range map[string]struct {
 		now     func(*v1.PersistentVolume, *v1.PersistentVolumeClaim)

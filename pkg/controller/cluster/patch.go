@@ -16,29 +16,28 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 )
 
-// Precision says what else may have changed when the API server applies a Patch.
+// Precision says which other changes of the object a Patch tolerates.
 type Precision int
 
 const (
-	// SameObject lets everything else have changed: the patch carries the object's UID.
+	// SameObject tolerates any: the patch carries the object's UID.
 	SameObject Precision = iota
-	// Exact lets nothing have changed: the patch carries the resource version, too.
+	// Exact tolerates none: the patch carries the resource version, too.
 	Exact
 )
 
-// object is one of the API server's.
 type object[T any] interface {
 	metav1.Object
 	DeepCopy() T
 }
 
-// patcher is client-go's client for objects of one type.
+// patcher is the part of a typed client that Apply needs.
 type patcher[T any] interface {
 	Patch(ctx context.Context, name string, kind types.PatchType, data []byte, options metav1.PatchOptions, subresources ...string) (T, error)
 }
 
-// Apply has the API server make a change of an object, by a Patch, and returns the object as it
-// then is. IsOutdated says of an error that the object is not as it was read.
+// Apply changes an object at the API server by a Patch, and returns the result. Check errors with
+// IsOutdated.
 func Apply[T object[T]](ctx context.Context, client patcher[T], object T, precision Precision, change func(T), subresources ...string) (now T, err error) {
 	patch, err := Patch(object, precision, change)
 	if err != nil {
@@ -49,12 +48,12 @@ func Apply[T object[T]](ctx context.Context, client patcher[T], object T, precis
 	return client.Patch(ctx, object.GetName(), types.StrategicMergePatchType, patch, metav1.PatchOptions{}, subresources...)
 }
 
-// IsOutdated reports whether a write failed since the object is gone, or is another one or of
-// another version than the write asked for: its events follow.
+// IsOutdated reports whether a write failed because the object is gone, was replaced or has another
+// version. Its events will follow.
 func IsOutdated(err error) bool { return apierrors.IsNotFound(err) || apierrors.IsConflict(err) }
 
-// SelectNode selects a node for a claim that binds late, as the scheduler does, if nothing of the
-// claim has changed.
+// SelectNode selects a node for a claim with late binding, as the scheduler does, if the claim is
+// unchanged.
 func SelectNode(ctx context.Context, client kubernetes.Interface, claim *v1.PersistentVolumeClaim, node string) (*v1.PersistentVolumeClaim, error) {
 	now, err := Apply(ctx, client.CoreV1().PersistentVolumeClaims(claim.Namespace), claim, Exact, func(c *v1.PersistentVolumeClaim) {
 		metav1.SetMetaDataAnnotation(&c.ObjectMeta, volume.AnnSelectedNode, node)
@@ -65,13 +64,12 @@ func SelectNode(ctx context.Context, client kubernetes.Interface, claim *v1.Pers
 	return now, nil
 }
 
-// Patch returns the strategic merge patch for what change does to an object, which stays as it
-// is. The API server refuses it with a conflict for another object of that name, and, where
-// it is Exact, for another version. Elements of lists that are merged by key, such as
-// finalizers, are added and removed one by one.
+// Patch returns the strategic merge patch for change, without modifying object. The API server
+// rejects it with a conflict for another object of that name and, with Exact, for another version.
+// It adds and removes elements of lists that are merged by key, such as finalizers, one by one.
 func Patch[T object[T]](object T, precision Precision, change func(T)) ([]byte, error) {
 	before, after := object.DeepCopy(), object.DeepCopy()
-	before.SetUID(types.UID("")) // What differs is in the patch.
+	before.SetUID(types.UID("")) // differences go into the patch
 	if precision == Exact {
 		before.SetResourceVersion("")
 	}
@@ -92,8 +90,8 @@ func Patch[T object[T]](object T, precision Precision, change func(T)) ([]byte, 
 	return json.Marshal(patch)
 }
 
-// keepEmpty gives to the lists and maps that from has and that were left out because they
-// are empty. Without, the patch would remove a whole list or map, with what others have added.
+// keepEmpty restores in to the empty lists and maps that from has and the conversion dropped.
+// Otherwise the patch would remove a whole list or map, including additions of others.
 func keepEmpty(from, to map[string]any) {
 	for key, was := range from {
 		is, there := to[key]
@@ -114,7 +112,7 @@ func keepEmpty(from, to map[string]any) {
 	}
 }
 
-// WithFinalizer is the change that makes an object have a finalizer, or not have it.
+// WithFinalizer returns a change that adds or removes a finalizer.
 func WithFinalizer[T metav1.Object](finalizer string, wanted bool) func(T) {
 	return func(o T) {
 		others := slices.DeleteFunc(o.GetFinalizers(), func(f string) bool { return f == finalizer })

@@ -15,7 +15,6 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// decode reads a patch.
 func decode(t *testing.T, patch []byte) map[string]any {
 	t.Helper()
 	var out map[string]any
@@ -75,7 +74,7 @@ func TestAPatchThatRemovesTheLastConditionLeavesLaterOnesAlone(t *testing.T) {
 	}
 }
 
-// patches has what Apply sent.
+// patches records what Apply sends.
 type patches struct {
 	name         string
 	body         []byte

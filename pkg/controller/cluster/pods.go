@@ -21,11 +21,10 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/spec"
 )
 
-// PodLists are the Pods of one namespace on one node, by namespace/node, where
-// they were asked for in one pass.
+// PodLists caches the Pods of a namespace on a node for one pass, by namespace/node.
 type PodLists map[string][]v1.Pod
 
-// PodsOn lists the Pods of a namespace on a node, once in a pass.
+// PodsOn lists the Pods of a namespace on a node, at most once per pass.
 func (c *Cluster) PodsOn(ctx context.Context, listed PodLists, namespace, node string) ([]v1.Pod, error) {
 	key := namespace + "/" + node
 	if pods, ok := listed[key]; ok {
@@ -41,8 +40,8 @@ func (c *Cluster) PodsOn(ctx context.Context, listed PodLists, namespace, node s
 	return list.Items, nil
 }
 
-// Uses reports whether a claim is one of a Pod's volumes: that of a generic ephemeral volume is
-// one Pod's only.
+// Uses reports whether a claim is one of a Pod's volumes. The claim of a generic ephemeral volume
+// belongs to one Pod only.
 func Uses(pod *v1.Pod, claim *v1.PersistentVolumeClaim) bool {
 	return slices.ContainsFunc(pod.Spec.Volumes, func(v v1.Volume) bool {
 		name, ok := objects.ClaimName(pod, &v)
@@ -50,8 +49,8 @@ func Uses(pod *v1.Pod, claim *v1.PersistentVolumeClaim) bool {
 	})
 }
 
-// UsersOf are a claim and the Pods on its volume's node that use it. The Pod of a
-// generic ephemeral volume is known by the claim itself.
+// UsersOf returns a claim and the Pods on its volume's node that use it. For a generic ephemeral
+// volume it takes the Pod from the claim.
 func (c *Cluster) UsersOf(ctx context.Context, listed PodLists, claim *v1.PersistentVolumeClaim, node string) []runtime.Object {
 	if owner := spec.OwnerPod(claim); owner != nil {
 		return []runtime.Object{claim, owner}
@@ -71,8 +70,8 @@ func (c *Cluster) UsersOf(ctx context.Context, listed PodLists, claim *v1.Persis
 	return users
 }
 
-// WaitersFor are the Pods without a node that wait for a claim. The Pod of a generic
-// ephemeral volume is none of them: it has a claim of its own.
+// WaitersFor returns the Pods without a node that use a claim. It returns none for a generic
+// ephemeral volume.
 func (c *Cluster) WaitersFor(claim *v1.PersistentVolumeClaim) []*v1.Pod {
 	if spec.OwnerPod(claim) != nil {
 		return nil
@@ -80,21 +79,21 @@ func (c *Cluster) WaitersFor(claim *v1.PersistentVolumeClaim) []*v1.Pod {
 	return c.UnplacedPods(claim)
 }
 
-// UnplacedPods are the Pods without a node that use a claim.
+// UnplacedPods returns the Pods without a node that use a claim.
 func (c *Cluster) UnplacedPods(claim *v1.PersistentVolumeClaim) []*v1.Pod {
 	return slices.DeleteFunc(c.podsNaming(claim), func(pod *v1.Pod) bool {
 		return pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil || !Uses(pod, claim)
 	})
 }
 
-// OwnerUnplaced reports whether a claim is a generic ephemeral volume of a Pod that has no node.
-// Such a Pod was never on any node, and if the claim is deleted, Kubernetes makes it again.
+// OwnerUnplaced reports whether a claim is a generic ephemeral volume of a Pod without a node. Such
+// a Pod has never been on a node, and Kubernetes recreates the claim if it is deleted.
 func (c *Cluster) OwnerUnplaced(claim *v1.PersistentVolumeClaim) bool {
 	owner := spec.OwnerPod(claim)
 	return owner != nil && slices.ContainsFunc(c.UnplacedPods(claim), func(pod *v1.Pod) bool { return pod.UID == owner.UID })
 }
 
-// WaitingPods are the Pods that have not started and use a claim.
+// WaitingPods returns the Pods that have not started and use a claim.
 func (c *Cluster) WaitingPods(claim *v1.PersistentVolumeClaim) []*v1.Pod {
 	return slices.DeleteFunc(c.podsNaming(claim), func(pod *v1.Pod) bool {
 		return pod.DeletionTimestamp != nil || pod.Status.Phase != v1.PodPending && pod.Status.Phase != "" || !Uses(pod, claim)
@@ -108,12 +107,11 @@ func (c *Cluster) podsNaming(claim *v1.PersistentVolumeClaim) []*v1.Pod {
 	return indexed(c.Pods, byClaim, claim.Namespace+"/"+claim.Name)
 }
 
-// byClaim is the index of Pods by the claims that they name, as namespace/name.
+// byClaim indexes Pods by the claims that they name, as namespace/name.
 const byClaim = "claim"
 
-// waitingPods watches the Pods that have not started: those that have no node yet, and those
-// that a kubelet waits for volumes of. Of each, no more is kept than its node and the claims
-// that it names.
+// waitingPods watches the Pods that have not started: those without a node, and those for which a
+// kubelet waits for volumes.
 func waitingPods(all informers.SharedInformerFactory) cache.TypedSharedIndexInformer[*v1.Pod] {
 	return cache.NewTypedSharedIndexInformer[*v1.Pod](all.InformerFor(&v1.Pod{}, func(client kubernetes.Interface, resync time.Duration) cache.SharedIndexInformer {
 		byClaims := cache.TypedIndexersToIndexers(cache.TypedIndexers[*v1.Pod]{byClaim: func(pod *v1.Pod) ([]string, error) { return objects.ClaimsNamed(pod), nil }})
@@ -123,28 +121,29 @@ func waitingPods(all informers.SharedInformerFactory) cache.TypedSharedIndexInfo
 	}))
 }
 
-// PlacedOn returns the node of a Pod that is there and waits for a claim, or nothing. Usually a
-// Pod gets its node when all its claims are bound; one that names its node itself, or that was
-// bound by a component that does not know of claims, is there before.
+// PlacedOn returns the node of a Pod that waits there for a claim, or "". Usually a Pod gets its
+// node after its claims are bound, except if it names the node itself or a component bound it that
+// ignores claims.
 func (c *Cluster) PlacedOn(claim *v1.PersistentVolumeClaim) string {
 	node := ""
 	for _, pod := range c.podsNaming(claim) {
 		if !IsPlaced(pod) || !Uses(pod, claim) {
 			continue
 		}
-		if node == "" || pod.Spec.NodeName < node { // any, but the same each time
+		if node == "" || pod.Spec.NodeName < node { // any, but always the same
 			node = pod.Spec.NodeName
 		}
 	}
 	return node
 }
 
-// IsPlaced reports whether a Pod has a node, and has not started there.
+// IsPlaced reports whether a Pod has a node, but has not started.
 func IsPlaced(pod *v1.Pod) bool {
 	return pod.Spec.NodeName != "" && pod.DeletionTimestamp == nil && (pod.Status.Phase == v1.PodPending || pod.Status.Phase == "")
 }
 
-// claimsOnly drops all of a Pod but its identity and the claims that it names.
+// claimsOnly drops everything from a Pod except its identity, its node and the claims that it
+// names.
 func claimsOnly(obj any) (any, error) {
 	pod, ok := obj.(*v1.Pod)
 	if !ok {

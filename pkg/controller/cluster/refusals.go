@@ -2,10 +2,9 @@ package cluster
 
 import "time"
 
-// Refused notes that a node cannot make what a StorageClass asks for, such as a file system with
-// blocks smaller than the sectors of its disks. The scheduler knows nothing of that: it is to
-// choose another node, so this one's capacity is published as zero for that StorageClass alone,
-// each time for twice as long.
+// Refused records that a node cannot create what a StorageClass asks for, such as a file system
+// with blocks smaller than the sectors of its disks. The scheduler does not know that, so the
+// node's capacity is published as zero for that StorageClass only, for twice as long each time.
 func (a *Availability) Refused(node, storageClass string) {
 	a.mu.Lock()
 	s := a.state(node)
@@ -26,7 +25,6 @@ func (a *Availability) Refused(node, storageClass string) {
 	a.changed(node)
 }
 
-// endRefusal offers a node again to a StorageClass.
 func (a *Availability) endRefusal(node, storageClass string, f *failing) {
 	a.mu.Lock()
 	s := a.nodes[node]
@@ -55,8 +53,7 @@ func (a *Availability) Accepted(node, storageClass string) {
 	}
 }
 
-// nextHold returns for how long something is held back that failed, and counts that. The caller
-// holds a.mu.
+// nextHold returns the length of the next hold, and counts it. The caller holds a.mu.
 func (a *Availability) nextHold(f *failing) time.Duration {
 	length := min(a.Least, a.Most)
 	for range f.holds {

@@ -10,10 +10,11 @@ import (
 	"k8s.io/client-go/discovery"
 )
 
-// VolumeAttributesClasses is the resource of these classes, which API servers have from Kubernetes 1.34.
+// VolumeAttributesClasses is the resource of these classes, which API servers serve since
+// Kubernetes 1.34.
 const VolumeAttributesClasses = "volumeattributesclasses"
 
-// Serves reports whether an API server has a resource.
+// Serves reports whether an API server serves a resource.
 func Serves(ctx context.Context, server discovery.DiscoveryInterface, group schema.GroupVersion, name string) (bool, error) {
 	found, err := discovery.ToServerResourcesInterfaceWithContext(server).ServerResourcesForGroupVersionWithContext(ctx, group.String())
 	switch {

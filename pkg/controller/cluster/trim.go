@@ -12,24 +12,24 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/objects"
 )
 
-// valuesShared is how many different values the objects in the caches share: those of a node's volumes are
-// mostly the same. Where all differ, they take 30 MiB.
+// valuesShared limits the values that cached objects share: those of a node's volumes are mostly
+// equal. All distinct, they take 30 MiB.
 const valuesShared = 1 << 15
 
-// trimmer drops from objects what is never read, before a cache holds them: 5,000 nodes with 20 volumes
-// each are 200,000 objects. A Node, and a PersistentVolume of another driver, keep what is named here.
-// Claims and PersistentVolumes of ours keep all but what is named: libraries read them, too. All that is
-// written of these objects is a difference to what was read (see Patch), of which what is not in the cache
-// is no part: an Update would remove it.
+// trimmer drops unread fields from objects before a cache holds them: 5,000 nodes with 20 volumes
+// each are 200,000 objects. Of Nodes and of other drivers' PersistentVolumes, it keeps only the
+// fields listed here. Of claims and our PersistentVolumes, it drops only the fields listed here,
+// because libraries read them, too. Write these objects only by Patch, which leaves absent fields
+// alone; an Update would remove them.
 type trimmer struct {
-	// values has maps, lists and affinities that many objects have, by the hash of what they say. Objects in
-	// a cache may have one together, as nothing may change them.
+	// values holds maps, lists and affinities that many objects have, by the hash of their content.
+	// Cached objects may share them, as nothing may change them.
 	values *lru.Cache
 }
 
 func newTrimmer() trimmer { return trimmer{lru.New(valuesShared)} }
 
-// trim is a cache.TransformFunc. It may change the object.
+// trim is a cache.TransformFunc. It may change obj.
 func (t trimmer) trim(obj any) (any, error) {
 	if o, ok := obj.(metav1.Object); ok {
 		o.SetManagedFields(nil)
@@ -48,8 +48,8 @@ func (t trimmer) trim(obj any) (any, error) {
 	return obj, nil
 }
 
-// trimNode leaves by far the most out, the images that a node has. The labels stay: StorageClasses choose
-// by any of them.
+// trimNode drops above all the list of images. It keeps the labels: StorageClasses may select by
+// any of them.
 func trimNode(node *v1.Node) *v1.Node {
 	return &v1.Node{
 		ObjectMeta: metav1.ObjectMeta{
@@ -59,7 +59,7 @@ func trimNode(node *v1.Node) *v1.Node {
 	}
 }
 
-// trimVolume leaves of the volume of another driver whose it is, so that none is taken for one of ours.
+// trimVolume keeps the driver of other drivers' volumes, so that they are not mistaken for ours.
 func (t trimmer) trimVolume(pv *v1.PersistentVolume) *v1.PersistentVolume {
 	csi := pv.Spec.CSI
 	if csi == nil || csi.Driver != names.Driver {
@@ -87,7 +87,7 @@ func (t trimmer) trimVolume(pv *v1.PersistentVolume) *v1.PersistentVolume {
 	return pv
 }
 
-// trimMeta keeps the annotations but the copy that kubectl makes of an object: a StorageClass may name a
+// trimMeta keeps all annotations except kubectl's copy of the object: a StorageClass may name a
 // claim's Secret by any annotation of the claim.
 func (t trimmer) trimMeta(meta *metav1.ObjectMeta) {
 	meta.Labels = nil
@@ -96,7 +96,6 @@ func (t trimmer) trimMeta(meta *metav1.ObjectMeta) {
 	meta.Finalizers = shared(t, fmt.Sprintf("finalizers %q", meta.Finalizers), meta.Finalizers)
 }
 
-// sizes returns an equal list.
 func (t trimmer) sizes(list v1.ResourceList) v1.ResourceList {
 	size, ok := list[v1.ResourceStorage]
 	if !ok || len(list) > 1 {
@@ -105,12 +104,10 @@ func (t trimmer) sizes(list v1.ResourceList) v1.ResourceList {
 	return shared(t, "size "+size.String(), list)
 }
 
-// modes returns an equal list.
 func (t trimmer) modes(list []v1.PersistentVolumeAccessMode) []v1.PersistentVolumeAccessMode {
 	return shared(t, fmt.Sprintf("modes %q", list), list)
 }
 
-// text returns a pointer to an equal text.
 func text[T ~string](t trimmer, s *T) *T {
 	if s == nil {
 		return nil
@@ -118,10 +115,10 @@ func text[T ~string](t trimmer, s *T) *T {
 	return shared(t, fmt.Sprintf("%T %s", s, *s), s)
 }
 
-// shared returns the value that other objects have, too, or this one for those to come. What is said
-// is all that is in it.
+// shared returns the value of an earlier call with the same key, or else value. said must cover the
+// whole content of value.
 func shared[T any](t trimmer, said string, value T) T {
-	key := sha256.Sum256([]byte(said)) // It is shorter.
+	key := sha256.Sum256([]byte(said)) // shorter than said
 	known, _ := t.values.Get(key)
 	if same, ok := known.(T); ok {
 		return same

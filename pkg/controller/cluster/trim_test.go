@@ -25,7 +25,6 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// trimmed returns what a cache has of an object.
 func trimmed[T object[T]](whole T) T {
 	lean, err := newTrimmer().trim(whole.DeepCopy())
 	if out, ok := lean.(T); ok && err == nil {
@@ -34,7 +33,7 @@ func trimmed[T object[T]](whole T) T {
 	panic(fmt.Sprintf("trimmed to %T: %v", lean, err))
 }
 
-// wholeMeta is as large as that of objects usually is.
+// wholeMeta returns metadata of a usual size.
 func wholeMeta(name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Name: name, UID: types.UID("uid-of-" + name), ResourceVersion: "7", Generation: 3, CreationTimestamp: metav1.NewTime(time.Unix(1e9, 0)),
@@ -61,7 +60,7 @@ func wholeNode(name string) *v1.Node {
 	return node
 }
 
-// wholeClaim is the i-th claim, wholeVolume its PersistentVolume; twenty are on one node.
+// wholeClaim returns the i-th claim, wholeVolume its PersistentVolume; twenty are on one node.
 func wholeClaim(i int) *v1.PersistentVolumeClaim {
 	claim := &v1.PersistentVolumeClaim{
 		ObjectMeta: wholeMeta(fmt.Sprintf("web-%d-data", i)),
@@ -131,7 +130,7 @@ func TestATrimmedVolumeIsJudgedAsTheWholeOne(t *testing.T) {
 			judge := func(pv *v1.PersistentVolume) []any {
 				handle, _ := handleIndexer(pv)
 				out := []any{pv.Name, pv.UID, pv.ResourceVersion, pv.DeletionTimestamp, objects.IsOurs(pv), IsReleased(pv), objects.BelongsTo(pv, wholeClaim(0)), handle, pv.Spec.ClaimRef}
-				if objects.IsOurs(pv) { // All else is asked of ours only.
+				if objects.IsOurs(pv) { // the rest is only read from ours
 					node, one := objects.NodeOf(pv)
 					recorded, is := objects.RecordedNode(pv)
 					out = append(out, node, one, recorded, is, NotedGroup(pv), pv.Annotations[names.ParamOnNodeLoss], pv.CreationTimestamp)
@@ -145,7 +144,7 @@ func TestATrimmedVolumeIsJudgedAsTheWholeOne(t *testing.T) {
 	}
 }
 
-// The libraries that grow and change volumes read from the same caches, and not only what is read here.
+// The libraries that expand and modify volumes read the same caches.
 func TestOfOursOnlyWhatIsNamedIsDropped(t *testing.T) {
 	drop := func(meta *metav1.ObjectMeta) {
 		meta.ManagedFields, meta.Labels = nil, nil
@@ -164,7 +163,6 @@ func TestOfOursOnlyWhatIsNamedIsDropped(t *testing.T) {
 	}
 }
 
-// A patch made of what a cache has takes nothing else off the object.
 func TestPatchesOfTrimmedObjectsAreThoseOfWholeOnes(t *testing.T) {
 	for _, precision := range []Precision{SameObject, Exact} {
 		node, pv, claim := wholeNode("n1"), wholeVolume(0), wholeClaim(0)
@@ -215,8 +213,7 @@ func TestOnlyEqualAnnotationsAreShared(t *testing.T) {
 	}
 }
 
-// The ratio is that of the same objects in the same process, with what each has in the caches' indexes
-// left out.
+// The ratio compares the same objects in the same process, without the caches' indexes.
 func TestACacheTakesLittleForEachVolume(t *testing.T) {
 	const volumes = 4000
 	decoded := func(trim func(any) (any, error)) (kept []any) {

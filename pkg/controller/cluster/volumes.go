@@ -14,18 +14,18 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/objects"
 )
 
-// Finalizer keeps a PersistentVolume until its volume is gone from the
-// node. The name is the upstream provisioner's, which others look for.
+// Finalizer keeps a PersistentVolume until its volume is gone from the node. It is the upstream
+// provisioner's, which others look for.
 const Finalizer = "external-provisioner.volume.kubernetes.io/finalizer"
 
-// IsReleased reports whether the status of a volume says that its claim is gone.
+// IsReleased reports whether a volume's status says that its claim is gone.
 func IsReleased(pv *v1.PersistentVolume) bool {
 	return pv.Status.Phase == v1.VolumeReleased || pv.Status.Phase == v1.VolumeFailed
 }
 
-// ReadVolume reads a PersistentVolume and its claim at the API server, because the caches may be
-// behind: call it before what cannot be undone. The PersistentVolume is nil if it is gone or was
-// made again, the claim is nil if none exists under the UID in spec.claimRef.
+// ReadVolume reads a PersistentVolume and its claim from the API server, because the caches may be
+// outdated: call it before irreversible steps. The PersistentVolume is nil if it is gone or was
+// recreated; the claim is nil if none has the UID in spec.claimRef.
 func (c *Cluster) ReadVolume(ctx context.Context, pv *v1.PersistentVolume) (*v1.PersistentVolume, *v1.PersistentVolumeClaim, error) {
 	ctx, cancel := context.WithTimeout(ctx, APITimeout)
 	defer cancel()
@@ -50,29 +50,26 @@ func (c *Cluster) ReadVolume(ctx context.Context, pv *v1.PersistentVolume) (*v1.
 	return now, claim, nil
 }
 
-// VolumeGroup is what the annotation names.AnnotationVolumeGroup says: a volume
-// group by name and UUID. A volume never leaves its group; a group
-// of the same name with another UUID was made again, on other disks or on wiped
-// ones.
+// VolumeGroup is the content of the annotation names.AnnotationVolumeGroup. A volume never leaves
+// its group. A group with the same name and another UUID was recreated, on other or on wiped disks.
 type VolumeGroup struct{ Name, UUID string }
 
-// GroupOf returns the volume group of a volume that a node reports.
+// GroupOf returns the volume group of a reported volume.
 func GroupOf(vol *lvmdv1.Volume) VolumeGroup { return VolumeGroup{vol.GetVgName(), vol.GetVgUuid()} }
 
-// String returns the group as an annotation says it.
+// String returns the group in the annotation's format.
 func (n VolumeGroup) String() string { return n.Name + "/" + n.UUID }
 
-// Known reports whether there is anything to note.
+// Known reports whether the group has a name and a UUID.
 func (n VolumeGroup) Known() bool { return n.Name != "" && n.UUID != "" }
 
-// NotedGroup returns what a PersistentVolume has noted.
+// NotedGroup returns the group in a PersistentVolume's annotation.
 func NotedGroup(pv *v1.PersistentVolume) VolumeGroup {
 	name, uuid, _ := strings.Cut(pv.Annotations[names.AnnotationVolumeGroup], "/") // neither has a slash
 	return VolumeGroup{name, uuid}
 }
 
-// NodeOfVolume returns the node that a PersistentVolume of ours names for a
-// volume.
+// NodeOfVolume returns the node of our PersistentVolume for a volume id.
 func (c *Cluster) NodeOfVolume(id string) (string, bool) {
 	pvs := c.withHandle(id)
 	if len(pvs) == 0 {
@@ -85,10 +82,9 @@ func (c *Cluster) withHandle(id string) []*v1.PersistentVolume {
 	return indexed(c.Volumes, ByHandle, id)
 }
 
-// ByHandle is the index of our PersistentVolumes by volume id.
+// ByHandle indexes our PersistentVolumes by volume id.
 const ByHandle = "handle"
 
-// handleIndexer indexes our PersistentVolumes by volume id.
 func handleIndexer(pv *v1.PersistentVolume) ([]string, error) {
 	if !objects.IsOurs(pv) {
 		return nil, nil
@@ -96,8 +92,8 @@ func handleIndexer(pv *v1.PersistentVolume) ([]string, error) {
 	return []string{pv.Spec.CSI.VolumeHandle}, nil
 }
 
-// VolumeOn returns the PersistentVolume of a volume that a node reports, if it names
-// that node. A report counts for volumes of its own node only, whatever ids it has.
+// VolumeOn returns the PersistentVolume of a volume that a node reports, if it names that node. A
+// report only counts for volumes of its own node, whatever their ids.
 func (c *Cluster) VolumeOn(node, id string) *v1.PersistentVolume {
 	for _, pv := range c.withHandle(id) {
 		if named, one := objects.NodeOf(pv); one && named == node {

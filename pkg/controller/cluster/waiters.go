@@ -6,13 +6,13 @@ import (
 	"sync"
 )
 
-// Waiters are keys of a queue that wait for a node to connect.
+// Waiters holds keys of a queue that wait for a node to connect.
 type Waiters struct {
 	mu     sync.Mutex
 	byNode map[string]map[string]struct{}
 }
 
-// Wait notes that key is to be looked at again when the node connects.
+// Wait makes Take return key when the node connects.
 func (w *Waiters) Wait(node, key string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -25,7 +25,7 @@ func (w *Waiters) Wait(node, key string) {
 	w.byNode[node][key] = struct{}{}
 }
 
-// Forget notes that key waits for no node any more: its work is done.
+// Forget removes key from all nodes: its work is done.
 func (w *Waiters) Forget(key string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -36,7 +36,7 @@ func (w *Waiters) Forget(key string) {
 	}
 }
 
-// Take returns the keys that wait for a node, and forgets them.
+// Take removes and returns the keys that wait for a node.
 func (w *Waiters) Take(node string) []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -45,7 +45,7 @@ func (w *Waiters) Take(node string) []string {
 	return keys
 }
 
-// Nodes returns the nodes that are waited for.
+// Nodes returns the nodes with waiting keys.
 func (w *Waiters) Nodes() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -9,17 +9,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Why is why Pods wait for a volume that they will not get where they are: the reason and the
-// words of their Events.
+// Why is the reason and the message of the Events of Pods that wait in vain for a volume.
 type Why struct{ Reason, Words string }
 
-// DeleteWaiting deletes the Pods on a node that wait for a claim's volume, which they will not get
-// there. Neither the scheduler nor the kubelet ends such a Pod: it would wait for ever, and the
-// claim, which is kept while a Pod uses it, with it.
+// DeleteWaiting deletes the Pods on a node that wait in vain for a claim's volume. Neither the
+// scheduler nor the kubelet ends such a Pod: it would wait forever, and keep the claim, which
+// cannot go while a Pod uses it.
 //
-// Only Pods that a controller makes again are deleted, and only while they are
-// not ready: one that works on what it still has is for its user to stop. It returns the
-// Pods that wait and have no controller.
+// It only deletes Pods that a controller recreates, and only while they are not ready: users must
+// stop a Pod that still works themselves. It returns the waiting Pods without a controller.
 func (c *Cluster) DeleteWaiting(ctx context.Context, listed PodLists, claim *v1.PersistentVolumeClaim, node string, why Why) (left []*v1.Pod, err error) {
 	pods, err := c.PodsOn(ctx, listed, claim.Namespace, node)
 	if err != nil {
@@ -38,7 +36,6 @@ func (c *Cluster) DeleteWaiting(ctx context.Context, listed PodLists, claim *v1.
 	return left, errors.Join(failed...)
 }
 
-// waitsFor reports whether a Pod on a node waits for a claim.
 func waitsFor(pod *v1.Pod, claim *v1.PersistentVolumeClaim, node string) bool {
 	if pod.Spec.NodeName != node || pod.DeletionTimestamp != nil || pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed {
 		return false
@@ -51,11 +48,10 @@ func waitsFor(pod *v1.Pod, claim *v1.PersistentVolumeClaim, node string) bool {
 	return Uses(pod, claim)
 }
 
-// deletePod deletes a Pod as it was seen, and says why.
 func (c *Cluster) deletePod(ctx context.Context, pod *v1.Pod, claim *v1.PersistentVolumeClaim, why Why) error {
 	callCtx, cancel := context.WithTimeout(ctx, APITimeout)
 	defer cancel()
-	// The version: it may have become ready.
+	// Require the version that was seen: the Pod may have become ready.
 	err := c.Client.CoreV1().Pods(pod.Namespace).Delete(callCtx, pod.Name, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &pod.UID, ResourceVersion: &pod.ResourceVersion}})
 	switch {

@@ -17,19 +17,18 @@ func List[T cache.Object](informer cache.TypedSharedIndexInformer[T]) []T {
 	return all
 }
 
-// indexed returns the objects that have a value in an index, which is one of the informer's.
 func indexed[T cache.Object](informer cache.TypedSharedIndexInformer[T], index, value string) []T {
 	objects, err := informer.GetTypedIndexer().ByTypedIndex(index, value)
 	if err != nil {
-		return nil // there is the index
+		return nil // the index exists
 	}
 	return objects
 }
 
-// Handler adds an event handler to an informer, and returns what removes it.
+// Handler adds an event handler to an informer, and returns a function that removes it.
 type Handler func() (remove func(), err error)
 
-// On is the handler of an informer's events.
+// On returns a Handler for an informer's events.
 func On[T cache.Object](informer cache.TypedSharedIndexInformer[T], funcs cache.TypedResourceEventHandlerFuncs[T]) Handler {
 	return func() (remove func(), err error) {
 		registered, err := informer.AddTypedEventHandler(funcs)
@@ -40,8 +39,8 @@ func On[T cache.Object](informer cache.TypedSharedIndexInformer[T], funcs cache.
 	}
 }
 
-// OnChange is the handler that calls changed with each object, as it is at first and as it
-// becomes, and deleted, unless it is nil, with each that is gone, as it was last known.
+// OnChange returns a Handler that calls changed with each object, initially and after changes, and
+// deleted, unless nil, with the last known state of each removed one.
 func OnChange[T cache.Object](informer cache.TypedSharedIndexInformer[T], changed, deleted func(T)) Handler {
 	return On(informer, cache.TypedResourceEventHandlerFuncs[T]{
 		AddFunc: changed, UpdateFunc: func(_, now T) { changed(now) },
@@ -53,7 +52,7 @@ func OnChange[T cache.Object](informer cache.TypedSharedIndexInformer[T], change
 	})
 }
 
-// Watch adds handlers. They are called until stop is called.
+// Watch adds handlers, and returns a function that removes them.
 func Watch(handlers ...Handler) (stop func(), err error) {
 	var added []func()
 	stop = func() {
