@@ -29,34 +29,29 @@ import (
 )
 
 const (
-	// capacityWorkers is how many objects are written at once.
 	capacityWorkers = 32
-	// IncreaseDelay is how long an increase may wait for more of its kind.
-	// Decreases are written at once: they are what keeps a node from being
-	// overfilled.
+	// IncreaseDelay is how long an increase may wait for further ones. Decreases are written at
+	// once, because they keep nodes from being overfilled.
 	IncreaseDelay = 250 * time.Millisecond
-	// LabelDriver is the label by which the upstream provisioner marks the objects of a
-	// driver, with its name.
+	// LabelDriver is the upstream provisioner's label for the name of an object's driver.
 	LabelDriver = "csi.storage.k8s.io/drivername"
-	// LabelManager is the label by which the upstream provisioner marks its own objects.
+	// LabelManager is the upstream provisioner's label for its own objects.
 	LabelManager = "csi.storage.k8s.io/managed-by"
 )
 
-// Key names what one object is about.
+// Key identifies one object.
 type Key struct {
-	Node, Class string // class is the StorageClass
-	// Template is set, and Node is not, for an object about nodes that do not exist yet.
+	Node, Class string // Class is the StorageClass
+	// Template is set, without Node, for an object about nodes that do not exist yet.
 	Template string
-	// stray is set, and the others are not, for an object that carries our
-	// label under a name that we would not give it.
+	// stray alone is set for an object that has our label, but not the name of its key.
 	stray string
-	// all is set, and the others are not, for a look at all objects.
+	// all alone is set for a check of all objects.
 	all bool
 }
 
-// ObjectName is where the capacity of key is published: NODE--CLASS--HASH, the node and the
-// class for people, shortened where both do not fit. The same key gives the same name in every
-// run of the controller, so that there is never a second object for it.
+// ObjectName returns NODE--CLASS--HASH. Node and class are for people, and shortened to fit. A key
+// has the same name in every run of the controller, so that it never gets a second object.
 func (k Key) ObjectName() string {
 	about, of := k.Node, shortened(k.Node)
 	if k.Template != "" {
@@ -67,11 +62,11 @@ func (k Key) ObjectName() string {
 	return of + "--" + shortened(k.Class) + "--" + hash
 }
 
-// partMax is how long each half of an object's name can be: with the hash and what is in
-// between it has at most 253 characters.
+// partMax limits each of the first two parts of an object's name, so that the whole has at most 253
+// characters.
 const partMax = (validation.DNS1123SubdomainMaxLength - 16 - 4) / 2
 
-// shortened returns as much of a name as fits, and ends as a name may end.
+// shortened truncates a name, at a character that may end one.
 func shortened(name string) string {
 	if len(name) > partMax {
 		name = name[:partMax]
@@ -81,9 +76,9 @@ func shortened(name string) string {
 
 // Publisher writes one CSIStorageCapacity per node and StorageClass.
 //
-// The objects belong to our Deployment: without a controller nothing serves the
-// claims that they draw to a node. One that is replaced by another of the same name
-// takes them along, and the new one's leader makes them again when it starts.
+// The objects belong to our Deployment: without a controller, nothing serves the claims that they
+// draw to a node. If the Deployment is recreated, the objects vanish with the old one, and the new
+// leader recreates them.
 type Publisher struct {
 	*cluster.Cluster
 	Options
@@ -91,26 +86,26 @@ type Publisher struct {
 	objects *objects
 
 	mu sync.Mutex
-	// increaseSeen is when an increase was first seen that is not written yet. Without it, a capacity
-	// that rises all the time would wait for ever.
+	// increaseSeen is when an unwritten increase was first seen. Without it, a capacity that keeps
+	// rising would never be written.
 	increaseSeen map[Key]time.Time
 }
 
-// Options say how a publisher works. All but TemplateLabel are required.
+// Options configure a Publisher. All fields but TemplateLabel are required.
 type Options struct {
-	// Namespace is where the objects are, Owner the Deployment that they belong to.
+	// Namespace is where the objects are. Owner is the Deployment that owns them.
 	Namespace string
 	Owner     *Owner
-	// Ledger has the free space, Available what of it is held back.
+	// Ledger computes the free space. Available decides what is held back.
 	Ledger    *scheduler.Ledger
 	Available *cluster.Availability
-	// TemplateLabel is the label by whose values nodes are of one kind; empty publishes
-	// nothing about nodes that do not exist yet.
+	// TemplateLabel is the label whose value is a node's kind. If it is empty, nothing is published
+	// about nodes that do not exist yet.
 	TemplateLabel string
 	Metrics       *Metrics
 }
 
-// New makes a publisher. Run runs it.
+// New returns a Publisher; Run runs it.
 func New(c *cluster.Cluster, o Options) *Publisher {
 	p := &Publisher{Cluster: c, Options: o, increaseSeen: map[Key]time.Time{}}
 	p.objects = newObjects(c.Capacities.GetStore(), c.Now)
@@ -121,8 +116,8 @@ func New(c *cluster.Cluster, o Options) *Publisher {
 	return p
 }
 
-// Run works until ctx is done. The caches must have synced, and reservations
-// must have been derived.
+// Run works until ctx is done. Before that, the caches must have synced and the ledger must have
+// all reservations.
 func (p *Publisher) Run(ctx context.Context) error {
 	handlers := []cluster.Handler{
 		cluster.OnChange(p.Capacities, p.objectChanged, p.objectDeleted),
@@ -130,7 +125,7 @@ func (p *Publisher) Run(ctx context.Context) error {
 		cluster.On(p.Nodes, cache.TypedResourceEventHandlerFuncs[*v1.Node]{
 			AddFunc: func(node *v1.Node) { p.NodeChanged(node.Name) },
 			UpdateFunc: func(before, after *v1.Node) {
-				kind := p.TemplateLabel // empty for none, which is no label of a node
+				kind := p.TemplateLabel // if empty, both values are empty, too
 				if cluster.OutOfService(before) != cluster.OutOfService(after) || before.Labels[kind] != after.Labels[kind] {
 					p.NodeChanged(after.Name)
 				}
@@ -140,7 +135,7 @@ func (p *Publisher) Run(ctx context.Context) error {
 		cluster.On(p.Owner, cache.TypedResourceEventHandlerFuncs[*appsv1.Deployment]{
 			AddFunc: func(*appsv1.Deployment) { p.allChanged() },
 			UpdateFunc: func(before, after *appsv1.Deployment) {
-				if before.UID != after.UID { // the watch was interrupted meanwhile
+				if before.UID != after.UID { // the watch missed the deletion
 					p.allChanged()
 				}
 			},
@@ -163,13 +158,12 @@ func (p *Publisher) syncFailed(ctx context.Context, key Key, err error) {
 	p.Metrics.writes.WithLabelValues("failed").Inc()
 	level := slog.LevelWarn
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
-		level = slog.LevelDebug // our cache was a moment behind
+		level = slog.LevelDebug // our cache was outdated for a moment
 	}
 	p.Log.Log(ctx, level, "capacity could not be published, trying on", "node", key.Node, "storage_class", key.Class, "error", err)
 }
 
-// NodeChanged publishes a node's capacity again: it reported, or reservations on it were made
-// or released.
+// NodeChanged publishes a node's capacity again, after a report or a change of its reservations.
 func (p *Publisher) NodeChanged(node string) {
 	for _, class := range p.OurClasses() {
 		p.loop.Add(Key{Node: node, Class: class.Name})
@@ -183,14 +177,14 @@ func (p *Publisher) classChanged(class *storagev1.StorageClass) {
 		p.templateChanged(view.Node)
 	}
 	p.configuredChanged(class.Name)
-	for _, c := range cluster.List(p.Capacities) { // of nodes that are not connected, too
+	for _, c := range cluster.List(p.Capacities) { // including nodes that are not connected
 		if c.StorageClassName == class.Name {
 			p.objectChanged(c)
 		}
 	}
 }
 
-// RemoveRetired removes what is published for nodes that are to have no agent any more.
+// RemoveRetired removes the objects of nodes that will have no agent any longer.
 func (p *Publisher) RemoveRetired() {
 	for _, c := range cluster.List(p.Capacities) {
 		if node := TopologyNode(c); node != "" && p.Retired(node) {
@@ -199,12 +193,11 @@ func (p *Publisher) RemoveRetired() {
 	}
 }
 
-// allChanged looks again at all objects.
 func (p *Publisher) allChanged() {
 	for _, view := range p.Fleet.Views() {
 		p.NodeChanged(view.Node)
 	}
-	for _, class := range p.OurClasses() { // of kinds of which there is no object
+	for _, class := range p.OurClasses() { // for kinds without an object
 		p.configuredChanged(class.Name)
 	}
 	for _, c := range cluster.List(p.Capacities) {
@@ -212,7 +205,6 @@ func (p *Publisher) allChanged() {
 	}
 }
 
-// objectChanged looks again at what an object of ours should be.
 func (p *Publisher) objectChanged(c *storagev1.CSIStorageCapacity) {
 	p.objects.seen(c)
 	if key := p.keyOf(c); key.ObjectName() == c.Name {
@@ -222,18 +214,18 @@ func (p *Publisher) objectChanged(c *storagev1.CSIStorageCapacity) {
 	}
 }
 
-// objectDeleted looks again at what the object should be that had a name.
 func (p *Publisher) objectDeleted(c *storagev1.CSIStorageCapacity) {
 	p.objects.deleted(c)
 	if key := p.keyOf(c); key.ObjectName() == c.Name {
 		p.loop.Add(key)
 	} else {
-		// One of them has that name. Each look is at all nodes, and an upgrade may have renamed an object of each.
+		// One of all keys has that name. Finding it means a check of all nodes, and an upgrade may
+		// rename an object of each, so collect the deletions.
 		p.loop.AddAfter(Key{all: true}, IncreaseDelay)
 	}
 }
 
-// TopologyNode returns the node that an object is about, or nothing.
+// TopologyNode returns the node of an object, or "".
 func TopologyNode(c *storagev1.CSIStorageCapacity) string {
 	if c.NodeTopology == nil {
 		return ""
@@ -241,19 +233,17 @@ func TopologyNode(c *storagev1.CSIStorageCapacity) string {
 	return c.NodeTopology.MatchLabels[names.TopologyNode]
 }
 
-// desired is what should be published for a key.
 type desired int
 
 const (
-	keep    desired = iota // whatever there is: the node is not connected
-	remove                 // nothing
-	publish                // its free space
+	keep    desired = iota // leave it as it is: the node has not reported
+	remove                 // delete the object
+	publish                // the free space
 )
 
-// desired decides what should be published. It takes away only what is
-// certainly gone: a node that is merely disconnected keeps its object, for
-// without one it could not be scheduled to. One that is out of service has none
-// until its taint is taken away, and one that is to have no agent until one connects.
+// desired decides what to publish. It removes only what is certainly gone: a disconnected node
+// keeps its object, as the scheduler would not choose it otherwise. A node loses it while it is out
+// of service, or if it will have no agent, until one connects.
 func (p *Publisher) desired(ctx context.Context, key Key) (desired, scheduler.FreeSpace, error) {
 	class, ours := p.OurClass(key.Class)
 	if !ours {
@@ -282,10 +272,10 @@ func (p *Publisher) desired(ctx context.Context, key Key) (desired, scheduler.Fr
 		return p.unreported(key), scheduler.FreeSpace{}, nil
 	}
 	if !view.Connected {
-		p.Available.NoteAway(key.Node) // from then on the ledger has nothing free there
+		p.Available.NoteAway(key.Node) // after its grace the ledger has no free space there
 	}
 	if view.Refused != "" {
-		return publish, scheduler.FreeSpace{}, nil // what it reported before is not what it has
+		return publish, scheduler.FreeSpace{}, nil // the last accepted report is outdated
 	}
 	if p.Available.Refuses(key.Node, key.Class) {
 		return publish, scheduler.FreeSpace{}, nil
@@ -297,9 +287,8 @@ func (p *Publisher) desired(ctx context.Context, key Key) (desired, scheduler.Fr
 	return publish, free.Besides(params.Encryption.HeaderBytes()), nil
 }
 
-// unreported decides what should be published for a node that this process never heard
-// of: what an earlier leader published, until the node has had time to connect, and then
-// no capacity.
+// unreported keeps an earlier leader's object for a node that has not reported to this process, and
+// publishes no capacity once the node has had time to connect.
 func (p *Publisher) unreported(key Key) desired {
 	if p.current(key.ObjectName()) != nil && p.Available.NoteAway(key.Node) {
 		return publish
@@ -307,7 +296,7 @@ func (p *Publisher) unreported(key Key) desired {
 	return keep
 }
 
-// sync makes the object what it should be, and returns when to look again.
+// sync creates, updates or removes the object, and returns the time until the next check.
 func (p *Publisher) sync(ctx context.Context, key Key) (time.Duration, error) {
 	if key.all {
 		p.allChanged()
@@ -325,8 +314,7 @@ func (p *Publisher) sync(ctx context.Context, key Key) (time.Duration, error) {
 	}
 	current := p.current(key.ObjectName())
 	if current != nil && p.keyOf(current) != key {
-		// These fields cannot be changed: it was not made by us, or the label of the kinds of nodes
-		// is another one now.
+		// These fields are immutable: we did not create the object, or TemplateLabel has changed.
 		return 0, p.remove(ctx, current)
 	}
 	owners, ended := p.Owner.References()
@@ -355,9 +343,9 @@ func (p *Publisher) sync(ctx context.Context, key Key) (time.Duration, error) {
 	return 0, p.update(ctx, key, current, object)
 }
 
-// rename removes an object whose name is not that of what it is about: an earlier version gave
-// it another one, or it is not ours. Its node is never without any meanwhile, even while it
-// is not connected: what the object says is first published under the right name.
+// rename removes an object that has not the name of its key: an earlier version named it, or it is
+// not ours. It first creates the object with the right name and the same content, so that the node
+// always has one, even while it is not connected.
 func (p *Publisher) rename(ctx context.Context, object *storagev1.CSIStorageCapacity) error {
 	key := Key{Node: TopologyNode(object), Class: object.StorageClassName}
 	if _, ours := p.OurClass(key.Class); ours && key.Node != "" && object.Capacity != nil && p.current(key.ObjectName()) == nil {
@@ -374,7 +362,6 @@ func (p *Publisher) rename(ctx context.Context, object *storagev1.CSIStorageCapa
 	return p.remove(ctx, object)
 }
 
-// delay returns for how long a mere increase waits for others.
 func (p *Publisher) delay(key Key, current, target *storagev1.CSIStorageCapacity) time.Duration {
 	if current.Capacity == nil || current.MaximumVolumeSize == nil ||
 		current.Capacity.Cmp(*target.Capacity) > 0 || current.MaximumVolumeSize.Cmp(*target.MaximumVolumeSize) > 0 {
@@ -391,7 +378,7 @@ func (p *Publisher) delay(key Key, current, target *storagev1.CSIStorageCapacity
 	return since.Add(IncreaseDelay).Sub(now)
 }
 
-// Waiting returns what has increased and is not written yet.
+// Waiting returns the keys with unwritten increases.
 func (p *Publisher) Waiting() []Key {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -404,8 +391,6 @@ func (p *Publisher) forgetIncrease(key Key) {
 	delete(p.increaseSeen, key)
 }
 
-// describe returns the object that publishes free space, with a note of whether that is
-// held back.
 func (p *Publisher) describe(key Key, free scheduler.FreeSpace) *storagev1.CSIStorageCapacity {
 	object := Describe(key, free)
 	if key.Template != "" {
@@ -435,7 +420,7 @@ func Describe(key Key, free scheduler.FreeSpace) *storagev1.CSIStorageCapacity {
 	}
 }
 
-// published returns nil if what should be published for a key is, and why not otherwise.
+// published returns nil if the object of a key is up to date, otherwise why not.
 func (p *Publisher) published(ctx context.Context, key Key) error {
 	want, free, err := p.desired(ctx, key)
 	if err != nil {
@@ -455,8 +440,7 @@ func (p *Publisher) published(ctx context.Context, key Key) error {
 	return nil
 }
 
-// Shown reports whether all that should be published for a node is, and our own watch
-// has delivered it.
+// Shown reports whether a node's objects are up to date, and our watch has delivered them.
 func (p *Publisher) Shown(ctx context.Context, node string) bool {
 	for _, class := range p.OurClasses() {
 		key := Key{Node: node, Class: class.Name}
@@ -470,7 +454,6 @@ func (p *Publisher) Shown(ctx context.Context, node string) bool {
 	return true
 }
 
-// undelivered reports whether our own watch has yet to deliver an object as it is.
 func (p *Publisher) undelivered(name string) bool {
 	cached, _, err := p.Capacities.GetStore().GetByKey(p.Namespace + "/" + name)
 	is := p.current(name)

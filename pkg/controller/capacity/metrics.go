@@ -2,14 +2,14 @@ package capacity
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// Metrics are the metrics of what is published, and of start-up taints.
+// Metrics are the metrics of the Publisher and the Untainter.
 type Metrics struct {
 	writes *prometheus.CounterVec
 	// taintedSince is in seconds since 1970.
 	taintedSince prometheus.Gauge
 }
 
-// NewMetrics registers them.
+// NewMetrics registers the metrics.
 func NewMetrics(registerer prometheus.Registerer) *Metrics {
 	const ns, sub = "carve", "controller"
 	m := &Metrics{

@@ -9,8 +9,7 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/capacity"
 )
 
-// TestObjectsAreNamedAfterNodeAndClass wants names that people can read, that the API server
-// takes, and that differ.
+// The names must be readable, valid and distinct.
 func TestObjectsAreNamedAfterNodeAndClass(t *testing.T) {
 	long := strings.Repeat("a", 115) + "." + strings.Repeat("b", 137)
 	seen := map[string]capacity.Key{}

@@ -10,23 +10,23 @@ import (
 )
 
 const (
-	// unseenMax is for how long an object is taken to exist that was created here and that
-	// the informer's cache has not had. After it the API server decides: the object may have
-	// been deleted again before the informer had seen it.
+	// unseenMax is how long an object counts as existing after its creation here without the
+	// informer having seen it. After that the API server decides: the object may have been deleted
+	// before the informer saw it.
 	unseenMax = time.Minute
-	// writtenMax is of how many objects is known how they were written.
+	// writtenMax limits the number of remembered writes.
 	writtenMax = 1 << 17
 )
 
-// objects has the capacity objects as they are: as in the informer's cache, or as they were
-// written here where that is newer. It may be used from several goroutines.
+// objects returns the newer of the informer's and our own last version of each object. Its methods
+// may be called concurrently.
 type objects struct {
 	informer cache.Store
 	written  cache.MutationCache
 	now      func() time.Time
 
 	mu sync.Mutex
-	// unseen is when an object was first written that the informer's cache did not have.
+	// unseen is when an object was written that the informer's cache lacks.
 	unseen map[string]time.Time
 }
 
@@ -38,7 +38,6 @@ func newObjects(informer cache.Store, now func() time.Time) *objects {
 	}
 }
 
-// get returns an object by its namespace and name, or nil.
 func (o *objects) get(key string) *storagev1.CSIStorageCapacity {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -53,15 +52,14 @@ func (o *objects) get(key string) *storagev1.CSIStorageCapacity {
 	since, ok := o.unseen[key]
 	if !ok || o.now().Sub(since) >= unseenMax {
 		delete(o.unseen, key)
-		return nil // the API server says at the next write whether there is one
+		return nil // the next write finds out
 	}
-	// The first read of an object that the informer's cache does not have takes it out of
-	// written (client-go v0.37), and the next one would have it created once more.
+	// Reading an object that the informer's cache lacks removes it from written (client-go v0.37).
+	// Put it back, or the next sync would create it again.
 	o.written.Mutation(object)
 	return object
 }
 
-// wrote notes an object as the API server returned it.
 func (o *objects) wrote(object *storagev1.CSIStorageCapacity) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -72,7 +70,6 @@ func (o *objects) wrote(object *storagev1.CSIStorageCapacity) {
 	o.written.Mutation(object)
 }
 
-// seen notes that the informer's cache has an object.
 func (o *objects) seen(object *storagev1.CSIStorageCapacity) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -80,7 +77,6 @@ func (o *objects) seen(object *storagev1.CSIStorageCapacity) {
 	o.written.OnAddOrUpdate(object)
 }
 
-// deleted notes that an object is gone.
 func (o *objects) deleted(object *storagev1.CSIStorageCapacity) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

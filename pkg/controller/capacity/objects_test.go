@@ -10,7 +10,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// clock is a time that a test moves.
 type clock struct{ time.Time }
 
 func (c *clock) now() time.Time { return c.Time }
@@ -35,13 +34,13 @@ func TestACreatedObjectIsKnownUntilTheInformerHasHadItsTime(t *testing.T) {
 	now := clock{time.Unix(0, 0)}
 	o := newObjects(cache.NewStore(cache.MetaNamespaceKeyFunc), now.now)
 	o.wrote(objectOfVersion("10"))
-	for range 3 { // also when it is read again, in time
+	for range 3 { // each read keeps it
 		now.Time = now.Add(unseenMax / 4)
 		wantVersion(t, o, "10")
 	}
 	now.Time = now.Add(unseenMax / 4)
 	wantVersion(t, o, "")
-	// The API server had it, or it was created again.
+	// The API server has it after all, or it was created again.
 	o.wrote(objectOfVersion("10"))
 	wantVersion(t, o, "10")
 }
@@ -63,7 +62,7 @@ func TestTheNewerOfWhatWasWrittenAndWhatWasSeenIsCurrent(t *testing.T) {
 	o.wrote(objectOfVersion("12"))
 	see("11")
 	wantVersion(t, o, "12")
-	now.Time = now.Add(2 * unseenMax) // it was seen: only how it is depends on the informer
+	now.Time = now.Add(2 * unseenMax) // once seen, it stays while the informer has it
 	wantVersion(t, o, "12")
 	see("13")
 	wantVersion(t, o, "13")
@@ -73,6 +72,6 @@ func TestTheNewerOfWhatWasWrittenAndWhatWasSeenIsCurrent(t *testing.T) {
 	}
 	wantVersion(t, o, "")
 	o.deleted(objectOfVersion("13"))
-	o.wrote(objectOfVersion("12")) // the answer to a write that came before the deletion
+	o.wrote(objectOfVersion("12")) // the late answer to a write before the deletion
 	wantVersion(t, o, "")
 }

@@ -15,16 +15,16 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 )
 
-// Owner watches the controller's Deployment, which owns the capacity objects: the garbage
-// collector removes them when Carve is uninstalled. Its methods are safe for concurrent use.
+// Owner watches the controller's Deployment, which owns the capacity objects: the garbage collector
+// removes them when Carve is uninstalled. Its methods may be called concurrently.
 type Owner struct {
 	factory informers.SharedInformerFactory
 	cache.TypedSharedIndexInformer[*appsv1.Deployment]
-	// seen is set once the Deployment was found to exist.
+	// seen is true once the Deployment has existed.
 	seen atomic.Bool
 }
 
-// NewOwner watches the controller's Deployment in a namespace, once it is started.
+// NewOwner returns an Owner that watches the Deployment after Start.
 func NewOwner(client kubernetes.Interface, namespace string) (*Owner, error) {
 	o := &Owner{}
 	o.factory = informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(namespace),
@@ -49,20 +49,20 @@ func NewOwner(client kubernetes.Interface, namespace string) (*Owner, error) {
 // Start watches until stop is closed.
 func (o *Owner) Start(stop <-chan struct{}) { o.factory.Start(stop) }
 
-// Shutdown waits for the end of what Start started.
+// Shutdown waits for the goroutines of Start.
 func (o *Owner) Shutdown() { o.factory.Shutdown() }
 
-// References are what objects should have for owners: nothing where that is not
-// known, which says nothing of what they may have.
+// References returns the owners that objects should have. They are nil if unknown; existing owners
+// then stay.
 //
-// ended is true when the Deployment was there and is not any more, or is about to
-// go: the garbage collector would not remove what is made now.
+// ended is true if the Deployment is gone or being deleted: the garbage collector would not remove
+// objects created now.
 func (o *Owner) References() (owners []metav1.OwnerReference, ended bool) {
 	if !o.HasSynced() {
 		return nil, false
 	}
 	for _, d := range cluster.List(o.TypedSharedIndexInformer) {
-		if d.Name != names.ControllerDeployment { // a fake API server selects nothing
+		if d.Name != names.ControllerDeployment { // a fake API server ignores the selector
 			continue
 		}
 		o.seen.Store(true)

@@ -33,8 +33,8 @@ var (
 	kindKey = Key{Template: "big", Class: "carve"}
 )
 
-// newPublisher makes a publisher while there is an object. There are a class, a node n1 that has not
-// reported, and 5 GiB on nodes of the kind "big".
+// newPublisher returns a Publisher with one object, a class, a node n1 that has not reported, and 5
+// GiB on nodes of the kind "big".
 func newPublisher(t *testing.T, object *storagev1.CSIStorageCapacity) (*Publisher, *fake.Clientset) {
 	t.Helper()
 	object.Namespace = "carve-system"
@@ -51,7 +51,7 @@ func newPublisher(t *testing.T, object *storagev1.CSIStorageCapacity) (*Publishe
 		TemplateLabel: kindLabel, Metrics: NewMetrics(prometheus.NewRegistry())}), client
 }
 
-// syncing has a publisher work on a key while there is an object, and returns what it wrote.
+// syncing syncs a key with one object, and returns the writes.
 func syncing(t *testing.T, key Key, object *storagev1.CSIStorageCapacity) (verbs []string) {
 	t.Helper()
 	p, client := newPublisher(t, object)
@@ -62,7 +62,7 @@ func syncing(t *testing.T, key Key, object *storagev1.CSIStorageCapacity) (verbs
 	return verbs
 }
 
-// counted counts how often all StorageClasses are listed, as each look at all objects begins.
+// counted counts the lists of all StorageClasses: a check of all objects begins with one.
 type counted struct {
 	cache.TypedSharedIndexInformer[*storagev1.StorageClass]
 	lists atomic.Int64
@@ -107,7 +107,7 @@ func TestAnObjectAboutSomethingElseIsRemovedAndNotWritten(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			object := Describe(test.key, scheduler.FreeSpace{Available: 10 << 30, MaximumVolume: 10 << 30}) // more than there is: a fall is written at once
+			object := Describe(test.key, scheduler.FreeSpace{Available: 10 << 30, MaximumVolume: 10 << 30}) // more than is free: a decrease is written at once
 			test.change(object)
 			if verbs := syncing(t, test.key, object); !slices.Equal(verbs, []string{"delete"}) {
 				t.Errorf("want it deleted, the publisher did %v", verbs)
@@ -116,7 +116,7 @@ func TestAnObjectAboutSomethingElseIsRemovedAndNotWritten(t *testing.T) {
 	}
 }
 
-// An object that took the place of a stray one has its name by the time the stray one is looked at.
+// The object may have replaced a stray one before the stray's key is synced.
 func TestAnObjectUnderItsOwnNameIsNotRemovedAsAStray(t *testing.T) {
 	object := Describe(nodeKey, scheduler.FreeSpace{Available: 1, MaximumVolume: 1})
 	if verbs := syncing(t, Key{stray: object.Name}, object); len(verbs) > 0 {

@@ -20,47 +20,43 @@ import (
 )
 
 const (
-	// taintWorkers is how many nodes are worked on at once.
 	taintWorkers = 8
-	// taintRetryMin and taintRetryMax are the pauses between two looks at a
-	// node whose agent is not ready. What usually ends the wait is an event.
+	// taintRetryMin and taintRetryMax limit the pauses between checks of a node that is not ready.
+	// An event usually comes first.
 	taintRetryMin = 100 * time.Millisecond
 	taintRetryMax = 5 * time.Second
 )
 
-// Untainter removes the start-up taint, under any of its keys and of whatever value and effect, from nodes that
-// are ready for Pods with volumes. A node is, when
+// Untainter removes the start-up taint, with any of its keys, values and effects, from nodes that
+// are ready for Pods with volumes. A node is ready when
 //
 //   - its agent is connected and has reported;
-//   - for every StorageClass of ours there is published what should be: the
-//     capacity, or nothing where the node does not have the device class;
-//   - it has the topology label, by which alone the scheduler can match what
-//     is published to the node, and which the kubelet sets when the node plugin
-//     has registered.
+//   - the objects for every StorageClass of ours are up to date: with the capacity, or
+//     absent if the node lacks the device class;
+//   - it has the topology label, which the scheduler needs to match the objects, and
+//     which the kubelet sets when the node plugin has registered.
 //
-// It adds the taint to no node: that is for the component that makes the nodes.
+// It never adds the taint: the component that creates the nodes does.
 type Untainter struct {
 	*cluster.Cluster
 	publisher *Publisher
 	nodes     *workloop.Loop[string] // by name
 	keys      []string
 
-	mu sync.Mutex
-	// waiting are the nodes that still carry the taint, by name.
+	mu      sync.Mutex
 	waiting map[string]wait
 }
 
-// wait is that of one node for its taint to go.
 type wait struct {
 	why   string
 	since time.Time
 }
 
-// errStillTainted has a node looked at again.
+// errStillTainted makes the loop retry.
 var errStillTainted = errors.New("the node is not ready for Pods with volumes")
 
-// NewUntainter makes an untainter that waits for what a publisher publishes. The keys are those of the taint beside
-// names.TaintAgentNotReady, names.TaintAutoscaler and names.TaintReadiness. Run runs it.
+// NewUntainter returns an Untainter; Run runs it. keys are additional keys of the taint, besides
+// names.TaintAgentNotReady, names.TaintAutoscaler and names.TaintReadiness.
 func NewUntainter(p *Publisher, keys []string) *Untainter {
 	keys = slices.Concat([]string{names.TaintAgentNotReady, names.TaintAutoscaler, names.TaintReadiness}, keys)
 	u := &Untainter{Cluster: p.Cluster, publisher: p, keys: keys, waiting: map[string]wait{}}
@@ -96,10 +92,10 @@ func (u *Untainter) Run(ctx context.Context) error {
 	return nil
 }
 
-// NodeChanged looks at a node again: it connected or reported.
+// NodeChanged rechecks a node that connected or reported.
 func (u *Untainter) NodeChanged(node string) { u.nodes.Add(node) }
 
-// sync looks at one node, and reports whether nothing is left to do there.
+// sync checks one node, and reports whether it is done.
 func (u *Untainter) sync(ctx context.Context, name string) (done bool) {
 	node, err := u.NodeLister.Get(name)
 	if err != nil || !slices.ContainsFunc(node.Spec.Taints, u.agentNotReady) {
@@ -121,8 +117,7 @@ func (u *Untainter) sync(ctx context.Context, name string) (done bool) {
 	return true
 }
 
-// note keeps why a node is still tainted ("" for a node that is not), and logs
-// each reason once.
+// note records why a node is still tainted, "" if it is not, and logs each reason once.
 func (u *Untainter) note(node, why string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -139,7 +134,7 @@ func (u *Untainter) note(node, why string) {
 		u.Log.Info("start-up taint stays", "node", node, "reason", why)
 	}
 	if waits == (why != "") {
-		return // no node more or less waits
+		return // the set of waiting nodes is unchanged
 	}
 	oldest := 0.
 	for _, w := range u.waiting {
@@ -150,7 +145,7 @@ func (u *Untainter) note(node, why string) {
 	u.publisher.Metrics.taintedSince.Set(oldest)
 }
 
-// unready says why a node is not ready for Pods with volumes, or nil.
+// unready returns nil if the node is ready for Pods with volumes, otherwise why not.
 func (u *Untainter) unready(ctx context.Context, node *v1.Node) error {
 	view, ok := u.Fleet.View(node.Name)
 	switch {
@@ -169,10 +164,10 @@ func (u *Untainter) unready(ctx context.Context, node *v1.Node) error {
 	return nil
 }
 
-// agentNotReady reports whether a taint is the start-up taint, under any of its keys.
 func (u *Untainter) agentNotReady(t v1.Taint) bool { return slices.Contains(u.keys, t.Key) }
 
-// CheckTaintKey refuses what is no key of a taint, and the keys with which Kubernetes itself taints nodes.
+// CheckTaintKey rejects invalid taint keys, and the domains of Kubernetes except those of
+// names.TaintAutoscaler and names.TaintReadiness.
 func CheckTaintKey(key string) error {
 	const want = "want a domain of yours, a slash and a name, such as example.com/storage-not-ready"
 	domain, _, found := strings.Cut(key, "/")
@@ -192,8 +187,8 @@ func CheckTaintKey(key string) error {
 	return nil
 }
 
-// untaint removes the taint, and nothing else: where the node is not as the cache shows it
-// any more, the patch fails and is made again.
+// untaint removes nothing but the taint. If the cached node is outdated, the patch fails and is
+// retried.
 func (u *Untainter) untaint(ctx context.Context, node *v1.Node) error {
 	_, err := cluster.Apply(ctx, u.Client.CoreV1().Nodes(), node, cluster.Exact, func(n *v1.Node) { n.Spec.Taints = slices.DeleteFunc(n.Spec.Taints, u.agentNotReady) })
 	if apierrors.IsNotFound(err) {

@@ -16,22 +16,23 @@ import (
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
 
-// The Cluster Autoscaler asks the scheduler's code whether a waiting Pod would fit on a node
-// that does not exist yet: a template, copied from a node of its group or made up by the cloud,
-// with the label names.LabelTemplateNode. For a Pod with a volume that code wants a
-// CSIStorageCapacity object that matches the template, and those of nodes do not: they are
-// full, which is why one is needed, or there are none.
+// The Cluster Autoscaler uses the scheduler's code to check whether a waiting Pod would fit on a
+// node that does not exist yet: a template, copied from a node of its group or invented by the
+// cloud provider, with the label names.LabelTemplateNode. For a Pod with a volume, that code needs
+// a CSIStorageCapacity object that matches the template. Those of nodes do not: they are full,
+// which is why a node is needed, or absent.
 //
-// So one object per StorageClass and kind of node (value of the label Options.TemplateLabel)
-// says what an empty node of the kind has: what the StorageClass' annotation
-// names.AnnotationTemplateCapacity says, or the most that an empty node reports. Where no node
-// is empty, or none is left, what was published stays: only the object remembers it. No node
-// that exists has the label, so that the scheduler itself never looks at these objects.
+// So one object per StorageClass and kind of node (value of the label Options.TemplateLabel) states
+// the capacity of an empty node of the kind: from the StorageClass's annotation
+// names.AnnotationTemplateCapacity, or the most that an empty node reports. While no node is empty,
+// the published value stays, since only the object remembers it. No existing node has the label, so
+// the scheduler itself never considers these objects.
 
-// templateDelay is how long a change of a node of a kind may wait for more of them.
+// templateDelay is how long a change of a node may wait for changes of others of its kind.
 const templateDelay = IncreaseDelay
 
-// templateOf returns the kind of a node that is empty, for what it has counts for the kind.
+// templateOf returns the kind of a node, or false if the node does not count for it because it is
+// not empty.
 func (p *Publisher) templateOf(view *fleet.View) (string, bool) {
 	if p.TemplateLabel == "" || !view.Connected || !view.Reported() || view.Refused != "" || len(view.Volumes) > 0 {
 		return "", false
@@ -44,8 +45,8 @@ func (p *Publisher) templateOf(view *fleet.View) (string, bool) {
 	return kind, kind != ""
 }
 
-// templateChanged looks again at the objects of a node's kind. A look is at all nodes, of which hundreds may
-// come at once: those that change within templateDelay are looked at once.
+// templateChanged rechecks the objects of a node's kind. A check takes all nodes, and hundreds may
+// change at once, so those within templateDelay share one.
 func (p *Publisher) templateChanged(node string) {
 	view, ok := p.Fleet.View(node)
 	if !ok {
@@ -58,7 +59,6 @@ func (p *Publisher) templateChanged(node string) {
 	}
 }
 
-// configuredChanged looks again at the objects that a class' annotation asks for.
 func (p *Publisher) configuredChanged(name string) {
 	class, ours := p.OurClass(name)
 	if !ours || p.TemplateLabel == "" {
@@ -73,8 +73,8 @@ func (p *Publisher) configuredChanged(name string) {
 	}
 }
 
-// configuredTemplates reads what a class says that empty nodes have, by their kinds:
-// "KIND=SIZE,KIND=SIZE".
+// configuredTemplates parses the capacities of empty nodes, by kind, in a StorageClass's
+// annotation: "KIND=SIZE,KIND=SIZE".
 func configuredTemplates(class *storagev1.StorageClass) (map[string]int64, error) {
 	pairs, err := labels.ConvertSelectorToLabelsMap(class.Annotations[names.AnnotationTemplateCapacity])
 	if err != nil {
@@ -91,7 +91,6 @@ func configuredTemplates(class *storagev1.StorageClass) (map[string]int64, error
 	return sizes, nil
 }
 
-// template decides what should be published of a kind of nodes.
 func (p *Publisher) template(key Key, class *storagev1.StorageClass, params spec.Class) (desired, scheduler.FreeSpace) {
 	if p.TemplateLabel == "" {
 		return remove, scheduler.FreeSpace{}
@@ -114,14 +113,14 @@ func (p *Publisher) template(key Key, class *storagev1.StorageClass, params spec
 	case current == nil:
 		return keep, scheduler.FreeSpace{}
 	case current.Capacity == nil || current.MaximumVolumeSize == nil:
-		return remove, scheduler.FreeSpace{} // it was changed
-	default: // What was published stays, but its owner may be another one now.
+		return remove, scheduler.FreeSpace{} // edited by others
+	default: // keep the value, but the owner may have changed
 		return publish, scheduler.FreeSpace{Available: current.Capacity.Value(), MaximumVolume: current.MaximumVolumeSize.Value()}
 	}
 	return publish, most.Besides(params.Encryption.HeaderBytes())
 }
 
-// keyOf returns what an object is about; its name is the key's, unless it is a stray.
+// keyOf returns the key of an object. A stray does not have the name of its key.
 func (p *Publisher) keyOf(c *storagev1.CSIStorageCapacity) Key {
 	if c.NodeTopology != nil && c.NodeTopology.MatchLabels[names.LabelTemplateNode] != "" {
 		return Key{Template: c.NodeTopology.MatchLabels[p.TemplateLabel], Class: c.StorageClassName}
@@ -129,10 +128,9 @@ func (p *Publisher) keyOf(c *storagev1.CSIStorageCapacity) Key {
 	return Key{Node: TopologyNode(c), Class: c.StorageClassName}
 }
 
-// notInNames are characters of a label's value that an object's name cannot have.
+// notInNames matches characters that label values may have and object names may not.
 var notInNames = regexp.MustCompile(`[^a-z0-9.-]`)
 
-// templateName is how the name of an object about a kind of nodes begins.
 func templateName(kind string) string {
 	return "template--" + shortened(notInNames.ReplaceAllString(strings.ToLower(kind), "-"))
 }

@@ -14,7 +14,6 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 )
 
-// current returns an object as it is, or nil.
 func (p *Publisher) current(name string) *storagev1.CSIStorageCapacity {
 	return p.objects.get(p.Namespace + "/" + name)
 }
@@ -40,9 +39,8 @@ func (p *Publisher) create(ctx context.Context, key Key, object *storagev1.CSISt
 	return nil
 }
 
-// adopt makes an object what it should be that exists and that our cache does
-// not have: it is a moment behind, or it lost the label by which we
-// know our objects.
+// adopt updates an existing object that our cache lacks: the cache is outdated, or the object lost
+// the label by which we select ours.
 func (p *Publisher) adopt(ctx context.Context, key Key, target *storagev1.CSIStorageCapacity) error {
 	current, err := p.Client.StorageV1().CSIStorageCapacities(p.Namespace).Get(ctx, target.Name, metav1.GetOptions{})
 	if err != nil {
@@ -104,7 +102,6 @@ func (p *Publisher) remove(ctx context.Context, object *storagev1.CSIStorageCapa
 	return nil
 }
 
-// equalCapacity reports whether everything that we write is as it should be.
 func equalCapacity(current, target *storagev1.CSIStorageCapacity) bool {
 	if current.Capacity == nil || current.MaximumVolumeSize == nil ||
 		current.Annotations[names.AnnotationHeldBack] != target.Annotations[names.AnnotationHeldBack] {
