@@ -5,48 +5,42 @@ import (
 	"time"
 )
 
-// state is what decide is given: a PersistentVolume that was made without nodeAffinity, and all
-// that the next action depends on.
+// state is the input of decide about a PersistentVolume that was created without nodeAffinity.
 type state struct {
-	// node has the volume.
-	node string
-	// pinned says that there is a nodeAffinity by now.
+	node   string
 	pinned bool
-	// stays says that the volume is no longer one of those that may move, whatever its Pod does.
+	// stays means that the volume may no longer move, whatever its Pod does.
 	stays bool
-	// bound says that the claim is: before, the scheduler goes by the node that it selected.
+	// bound means that the claim is bound. Before that, the scheduler obeys the selected node.
 	bound bool
-	// pods are those that have not started and use the claim.
+	// pods use the claim and have not started.
 	pods []pod
-	// unplaced is for how long the claim has been known to be bound, and its owner to have no node.
+	// unplaced is how long the claim has been bound while its owner had no node.
 	unplaced time.Duration
-	// grace is how long a Pod usually has no node yet after its claim was bound.
+	// grace is how long a Pod may lack a node after its claim was bound.
 	grace time.Duration
 }
 
-// pod is a Pod that has not started.
 type pod struct {
-	// owner says that the claim is this Pod's generic ephemeral volume.
+	// owner means that the claim is this Pod's generic ephemeral volume.
 	owner bool
-	// node is empty where it has none yet.
+	// node may be empty.
 	node string
 }
 
 func (p pod) unplacedOwner() bool { return p.owner && p.node == "" }
 
-// action is what decide has chosen.
 type action struct {
-	// pin says why the volume gets a nodeAffinity: a reason of metrics, or nothing.
+	// pin is the reason for a nodeAffinity (a metrics label), or "".
 	pin string
-	// misplaced are other nodes that Pods wait on for the volume.
+	// misplaced holds other nodes on which Pods wait for the volume.
 	misplaced []string
-	// again is when to decide again without an event; zero for never.
+	// again is when to decide again without an event; zero means never.
 	again time.Duration
 }
 
-// decide chooses what to do for a volume. It is a pure function: it reads nothing but the state
-// and changes nothing. A nodeAffinity cannot be taken back: it comes where a Pod may yet be bound
-// to a wrong node, and only there.
+// decide chooses the action for a volume. It depends on s alone. It pins a volume only if a Pod may
+// still be bound to a wrong node, because a nodeAffinity is permanent.
 func decide(s state) action {
 	var out action
 	for _, p := range s.pods {
@@ -59,9 +53,9 @@ func decide(s state) action {
 	case s.stays:
 		out.pin = reasonStays
 	case len(out.misplaced) > 0:
-		out.pin = reasonMisplaced // The kubelet there says so, too.
+		out.pin = reasonMisplaced // the kubelet there rejects the Pod, too
 	case slices.ContainsFunc(s.pods, func(p pod) bool { return !p.owner }):
-		out.pin = reasonShared // It can use the volume there only, and may outlive the owner's binding.
+		out.pin = reasonShared // that Pod can only use the volume there, and may outlive the owner's binding
 	case !s.bound || !slices.ContainsFunc(s.pods, pod.unplacedOwner):
 	case s.unplaced < s.grace:
 		out.again = s.grace - s.unplaced

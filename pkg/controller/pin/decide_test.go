@@ -42,12 +42,12 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// race is a volume on node a, and the components that change what becomes of it in any order. The
-// scheduler may bind by what it read before the volume was pinned.
+// race is a volume on node a, and the components that act on it in any order. The scheduler may
+// bind by data from before the volume was pinned.
 type race struct {
 	pinned, bound bool
 	pods          []pod
-	// since is what the leader remembers, by the clock now.
+	// since is the leader's record, in terms of now.
 	since, now time.Duration
 }
 
@@ -64,7 +64,7 @@ func (r *race) state() state {
 	return s
 }
 
-// pass is what the leader does once.
+// pass is one pass of the leader.
 func (r *race) pass() action {
 	do := decide(r.state())
 	r.pinned = r.pinned || do.pin != ""
@@ -107,7 +107,7 @@ func TestNoOrderOfEventsLeavesAPodWhereItsVolumeIsNot(t *testing.T) {
 				r.pass()
 			},
 		})
-		for range 3 { // At once, when that is due, and what that leaves.
+		for range 3 { // at once, when due, and once more
 			r.now += r.pass().again
 		}
 		for _, p := range r.pods {

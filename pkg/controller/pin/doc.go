@@ -1,12 +1,12 @@
-// Package pin gives PersistentVolumes that were made without nodeAffinity one where their Pods
-// could be bound to a node that does not have the volume, and ends Pods that were.
+// Package pin adds a nodeAffinity to PersistentVolumes created without one if their Pods could be
+// bound to a wrong node, and deletes Pods that were.
 //
-// The scheduler looks at a bound claim's nodeAffinity only. Without it, a Pod that loses its
-// binding after the claim got its volume can go to any node. The PersistentVolume of a Pod that has
-// its node needs none: no Pod ever changes its node, and no other one uses the claim.
+// The scheduler only reads the nodeAffinity of a bound claim. Without it, a Pod that loses its
+// binding after its claim got its volume can go to any node. Once the Pod has its node, the volume
+// needs none: a Pod never changes its node, and no other Pod uses the claim.
 //
-// It also pins the volumes of a node that the Cluster Autoscaler means to remove, where no other node
-// has the free space for them.
+// The package also pins the volumes of a node that the Cluster Autoscaler means to remove, if no
+// other node has the free space for them.
 //
 // Caller: the controller, while it leads.
 package pin

@@ -19,15 +19,16 @@ import (
 )
 
 const (
-	// lasting is longer than nodes take to connect to a new leader: none has free space before.
+	// lasting is longer than nodes take to connect to a new leader: before that, none seems to have
+	// free space.
 	lasting = 30 * time.Second
-	// judgeAgain is how often marked nodes are judged: free space changes meanwhile.
+	// judgeAgain is the interval of judging marked nodes, because free space changes.
 	judgeAgain = 5 * time.Second
 )
 
-// isMarked reports whether the Cluster Autoscaler has marked a node as one to remove. It removes those
-// that stay so for long, ten minutes by default. Until then it asks again whether the Pods fit
-// elsewhere, but those with bound claims by nodeAffinity, and not by free space.
+// isMarked reports whether the Cluster Autoscaler has marked a node for removal. It removes nodes
+// that stay marked, by default for ten minutes. Meanwhile it rechecks whether the Pods fit
+// elsewhere, but for bound claims it compares nodeAffinity, not free space.
 func isMarked(node *v1.Node) bool {
 	return slices.ContainsFunc(node.Spec.Taints, func(t v1.Taint) bool { return t.Key == names.TaintScaleDownCandidate })
 }
@@ -38,7 +39,8 @@ func (p *Pinner) nodeChanged(node *v1.Node) {
 	}
 }
 
-// judgeMarked pins the volumes on marked nodes that other nodes have lacked the space for.
+// judgeMarked pins the volumes on marked nodes if other nodes have lacked the space for them for
+// Options.Lasting.
 func (p *Pinner) judgeMarked(ctx context.Context, _ struct{}) (again time.Duration, err error) {
 	candidates := p.candidates()
 	short, _ := judge(candidates, p.Disks)
@@ -66,7 +68,6 @@ func (p *Pinner) judgeMarked(ctx context.Context, _ struct{}) (again time.Durati
 	return again, errors.Join(failed...)
 }
 
-// candidates returns the marked nodes with their movable volumes.
 func (p *Pinner) candidates() (marked []candidate) {
 	nodes, index := cluster.List(p.Nodes), map[string]int{}
 	slices.SortFunc(nodes, func(a, b *v1.Node) int { return strings.Compare(a.Name, b.Name) })
@@ -88,7 +89,7 @@ func (p *Pinner) candidates() (marked []candidate) {
 	return marked
 }
 
-// addTo adds a volume that was made without nodeAffinity to those of its Pod.
+// addTo adds a volume that was created without nodeAffinity to its Pod.
 func (p *Pinner) addTo(c *candidate, pv *v1.PersistentVolume) {
 	claim := p.Claim(string(pv.Spec.ClaimRef.UID))
 	if claim == nil || claim.DeletionTimestamp != nil || spec.OwnerPod(claim) == nil {
@@ -113,17 +114,17 @@ func (p *Pinner) addTo(c *candidate, pv *v1.PersistentVolume) {
 	}
 	pod.volumes = append(pod.volumes, pv.Name)
 	pod.demands = append(pod.demands, scheduler.Demand{Class: next.DeviceClass, Bytes: next.Footprint()})
-	if len(class.AllowedTopologies) > 0 { // Pods share the nodes: they are not changed.
+	if len(class.AllowedTopologies) > 0 { // clone, because Pods share the list
 		pod.elsewhere = slices.DeleteFunc(slices.Clone(pod.elsewhere), func(to *v1.Node) bool { return !spec.AllowedBy(class.AllowedTopologies, to) })
 	}
 }
 
-// openFrom returns the nodes that Pods of a node can be bound to.
 func openFrom(node *v1.Node, nodes []*v1.Node) []*v1.Node {
 	return slices.DeleteFunc(slices.Clone(nodes), func(to *v1.Node) bool { return !isOpen(node, to) })
 }
 
-// isOpen reports whether Pods of a node can be bound to another one. They tolerate the taints of their own.
+// isOpen reports whether Pods of a node can be bound to another one. It assumes that they tolerate
+// the taints of their own.
 func isOpen(from, to *v1.Node) bool {
 	return from.Name != to.Name && !to.Spec.Unschedulable && !slices.ContainsFunc(to.Spec.Taints, func(t v1.Taint) bool {
 		return t.Key == names.TaintToBeDeleted || t.Effect != v1.TaintEffectPreferNoSchedule && !slices.ContainsFunc(from.Spec.Taints, func(own v1.Taint) bool {

@@ -11,32 +11,33 @@ import (
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
 
-// Disks says what fits on nodes: a *scheduler.Ledger.
+// Disks is the part of *scheduler.Ledger that judge needs.
 type Disks interface {
-	// Fit returns nil where a node can take all of the demands together.
+	// Fit returns nil if a node can take all demands together.
 	Fit(node string, demands []scheduler.Demand) error
 }
 
-// candidate is a node that an autoscaler means to remove.
+// candidate is a node that the autoscaler means to remove.
 type candidate struct {
 	*v1.Node
-	// kept says that a Pod's volume is pinned there: the autoscaler finds no place for that Pod.
+	// kept means that the node has a pinned volume: the autoscaler finds no other node for its Pod.
 	kept bool
-	// open are the nodes that its Pods could be bound to, but for their free space and their classes.
+	// open holds the nodes that its Pods could be bound to, apart from free space and
+	// StorageClasses.
 	open []*v1.Node
 	pods map[types.UID]*resident
 }
 
 // resident is a Pod with movable volumes on a candidate.
 type resident struct {
-	// volumes are their PersistentVolumes, demands what the Pod that is made in its place asks for.
+	// volumes are the names of the PersistentVolumes; demands is what a replacement of the Pod
+	// would request.
 	volumes []string
 	demands []scheduler.Demand
-	// elsewhere are the nodes that it could be bound to, but for their free space. Pods share them.
+	// elsewhere holds the nodes that it could be bound to, apart from free space. Pods share it.
 	elsewhere []*v1.Node
 }
 
-// isLike reports whether another Pod asks for the same of the same nodes.
 func (r *resident) isLike(other *resident) bool {
 	return other != nil && slices.Equal(r.demands, other.demands) && slices.Equal(r.elsewhere, other.elsewhere)
 }
@@ -48,9 +49,9 @@ func (r *resident) bytes() (sum int64) {
 	return sum
 }
 
-// judge places the volumes of candidates on the nodes that will be left. It returns those that found
-// no space, by candidate, and what it placed, by node. A candidate that cannot lose all of its volumes
-// stays, and can take those of the next ones.
+// judge places the volumes of candidates on the nodes that will remain. It returns the volumes
+// without space by candidate, and the placed ones by node. A candidate that cannot lose all its
+// volumes stays, and can take those of later ones.
 func judge(candidates []candidate, disks Disks) (short map[string][]string, placed map[string][]scheduler.Demand) {
 	leaving := map[string]bool{}
 	for _, c := range candidates {
@@ -62,7 +63,8 @@ func judge(candidates []candidate, disks Disks) (short map[string][]string, plac
 		largestFirst := func(a, b types.UID) int {
 			return cmp.Or(cmp.Compare(c.pods[b].bytes(), c.pods[a].bytes()), cmp.Compare(a, b))
 		}
-		// full is how many nodes lacked the space for the Pod before: they lack it for one like that, too.
+		// full counts the nodes that lacked the space for the previous Pod. They lack it for a like
+		// Pod, too.
 		var before *resident
 		full := 0
 		for _, uid := range slices.SortedFunc(maps.Keys(c.pods), largestFirst) {

@@ -15,7 +15,7 @@ import (
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
 
-// disks are the ledger of nodes that have so many bytes of free space each in the class "local".
+// disks returns the ledger of nodes with the given free bytes each in the class "local".
 func disks(free map[string]int64) *scheduler.Ledger {
 	l := scheduler.NewLedger(time.Now)
 	for name, bytes := range free {
@@ -31,8 +31,8 @@ func named(names ...string) (out []*v1.Node) {
 	return out
 }
 
-// on is a candidate with a Pod for each of the sizes, which can be bound to any of the other nodes. Its
-// volumes are named after the candidate and the size.
+// on returns a candidate with a Pod per size that can be bound to any other node. The volumes are
+// named after the candidate and the size.
 func on(node string, elsewhere []*v1.Node, sizes ...int64) candidate {
 	c := candidate{Node: named(node)[0], pods: map[types.UID]*resident{}}
 	for i, size := range sizes {
@@ -141,7 +141,6 @@ func TestWhatJudgeLetsLeaveFitsWhereItIsPlaced(t *testing.T) {
 	})
 }
 
-// counting counts how often it is asked.
 type counting struct {
 	Disks
 	asked int

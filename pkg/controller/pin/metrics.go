@@ -16,7 +16,7 @@ type Metrics struct {
 	pinned *prometheus.CounterVec
 }
 
-// NewMetrics registers them.
+// NewMetrics registers the metrics.
 func NewMetrics(registerer prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		pinned: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "carve", Subsystem: "controller", Name: "volumes_pinned_total",

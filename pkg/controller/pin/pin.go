@@ -22,46 +22,45 @@ import (
 )
 
 const (
-	// grace is how long a Pod usually has no node after its claim was bound, and a little more: the
-	// scheduler looks at claims once a second. After a binding that failed it waits at least a second
-	// before it tries again. Too short a grace keeps some Pods where they are; too long a one lets
-	// more of those whose binding failed go to a wrong node.
-	grace = 2 * time.Second
-	// workers is how many volumes are worked on at once.
+	// grace is how long a Pod usually has no node after its claim was bound, with a margin: the
+	// scheduler checks claims once a second, and waits at least a second after a failed binding
+	// before it retries. With a shorter grace, more volumes are pinned for nothing; with a longer
+	// one, more Pods whose binding failed go to a wrong node.
+	grace              = 2 * time.Second
 	workers            = 16
 	retryMin, retryMax = 200 * time.Millisecond, 5 * time.Second
 )
 
-// Pinner looks after the PersistentVolumes that were made without nodeAffinity.
+// Pinner pins the PersistentVolumes that were created without nodeAffinity.
 type Pinner struct {
 	*cluster.Cluster
 	Options
-	loop *workloop.Loop[string] // by name
+	loop *workloop.Loop[string] // by PersistentVolume name
 
 	mu sync.Mutex
-	// unplaced has since when the owners of bound claims are known to have no node, by volume.
+	// unplaced records, by volume, since when the owner of a bound claim has had no node.
 	unplaced map[string]time.Time
-	// warned are the misplaced Pods that had their Event, by volume.
+	// warned records, by volume, the misplaced Pods that got their Event.
 	warned map[string][]types.UID
 
-	// guard judges all nodes that are to be removed at once. Only its worker uses short, which has since
-	// when the others lack space for their volumes, by node.
+	// guard judges all marked nodes at once. Only its worker uses short, which records, by node,
+	// since when the others have lacked space.
 	guard *workloop.Loop[struct{}]
 	short map[string]time.Time
 }
 
-// Options say how a Pinner works. Disks and Metrics are required.
+// Options configure a Pinner. Disks and Metrics are required.
 type Options struct {
-	// Grace is for how long a Pod may have no node after its claim was bound; zero means 2 s.
+	// Grace is how long a Pod may lack a node after its claim was bound; zero means 2 s.
 	Grace time.Duration
-	// Lasting is for how long other nodes must lack space for the volumes of one that is to be
-	// removed; zero means 30 s.
+	// Lasting is how long other nodes must lack the space for a marked node's volumes; zero means
+	// 30 s.
 	Lasting time.Duration
 	Disks   Disks
 	Metrics *Metrics
 }
 
-// New makes a Pinner. Run runs it.
+// New returns a Pinner; Run runs it.
 func New(c *cluster.Cluster, o Options) *Pinner {
 	o.Grace, o.Lasting = cmp.Or(o.Grace, grace), cmp.Or(o.Lasting, lasting)
 	p := &Pinner{Cluster: c, Options: o, unplaced: map[string]time.Time{}, warned: map[string][]types.UID{}}
@@ -85,7 +84,7 @@ func (p *Pinner) Run(ctx context.Context) error {
 	stop, err := cluster.Watch(
 		cluster.OnChange(p.Volumes, p.volumeChanged, p.volumeChanged),
 		cluster.OnChange(p.Claims, p.claimChanged, nil),
-		// A Pod that has started, or is gone, is no longer waited for by any.
+		// A Pod that has started or is gone makes no claim wait.
 		cluster.OnChange(p.Pods, func(pod *v1.Pod) {
 			for _, key := range objects.ClaimsNamed(pod) {
 				if claim := p.ClaimAt(key); claim != nil {
@@ -113,15 +112,14 @@ func (p *Pinner) volumeChanged(pv *v1.PersistentVolume) {
 	}
 }
 
-// claimChanged has the volume of a claim looked at. One that is not in the cache yet has an event
-// of its own when it comes.
+// claimChanged queues the volume of a claim. A volume that the cache lacks has its own event later.
 func (p *Pinner) claimChanged(claim *v1.PersistentVolumeClaim) {
 	if pv, err := p.VolumeLister.Get(claim.Spec.VolumeName); err == nil {
 		p.volumeChanged(pv)
 	}
 }
 
-// classChanged has the volumes looked at that were made in a class of that name which was movable.
+// classChanged queues the unpinned volumes of a class that is no longer movable.
 func (p *Pinner) classChanged(class *storagev1.StorageClass) {
 	if spec.Movable(class) {
 		return
@@ -133,7 +131,6 @@ func (p *Pinner) classChanged(class *storagev1.StorageClass) {
 	}
 }
 
-// sync does what a volume needs.
 func (p *Pinner) sync(ctx context.Context, name string) (time.Duration, error) {
 	pv, err := p.VolumeLister.Get(name)
 	if err != nil {
@@ -154,8 +151,8 @@ func (p *Pinner) sync(ctx context.Context, name string) (time.Duration, error) {
 	return do.again, errors.Join(failed...)
 }
 
-// observe reads what decide needs, and returns the claim, which may be nil. What it remembers is
-// since when the claim's Pod has no node.
+// observe reads the input of decide, and returns the claim or nil. It also records since when the
+// claim's Pod has had no node.
 func (p *Pinner) observe(pv *v1.PersistentVolume) (*v1.PersistentVolumeClaim, state) {
 	s := state{pinned: pv.Spec.NodeAffinity != nil, grace: p.Grace}
 	s.node, _ = objects.RecordedNode(pv)
@@ -179,8 +176,8 @@ func (p *Pinner) observe(pv *v1.PersistentVolume) (*v1.PersistentVolumeClaim, st
 	return claim, s
 }
 
-// since returns for how long a volume's Pod has been without a node, and forgets the volume if it
-// is not.
+// since returns how long a volume's Pod has had no node. If unplaced is false, it clears the
+// record.
 func (p *Pinner) since(name string, unplaced bool) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -195,7 +192,6 @@ func (p *Pinner) since(name string, unplaced bool) time.Duration {
 	return now.Sub(p.unplaced[name])
 }
 
-// pin gives a volume a nodeAffinity.
 func (p *Pinner) pin(ctx context.Context, pv *v1.PersistentVolume, node, reason string) error {
 	_, err := cluster.Apply(ctx, p.Client.CoreV1().PersistentVolumes(), pv, cluster.SameObject, func(pv *v1.PersistentVolume) {
 		pv.Spec.NodeAffinity = objects.NodeAffinity(node)
@@ -211,7 +207,6 @@ func (p *Pinner) pin(ctx context.Context, pv *v1.PersistentVolume, node, reason 
 	return nil
 }
 
-// end ends the Pods that wait on a node for a claim whose volume another one has.
 func (p *Pinner) end(ctx context.Context, listed cluster.PodLists, pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim, node string) error {
 	has, _ := objects.RecordedNode(pv)
 	why := cluster.Why{Reason: cluster.ReasonMisplaced, Words: fmt.Sprintf("whose volume is on node %s, not on node %s", has, node)}
@@ -224,8 +219,8 @@ func (p *Pinner) end(ctx context.Context, listed cluster.PodLists, pv *v1.Persis
 	return err
 }
 
-// warnsFirst reports whether a Pod has not had its Event, and remembers that it has. A Pod never
-// changes its node, and is looked at as often as itself, its claim or the volume changes.
+// warnsFirst reports whether a Pod has not had its Event yet, and records that it has. A Pod never
+// changes its node, and every change of it, its claim or the volume leads here.
 func (p *Pinner) warnsFirst(volume string, pod types.UID) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -236,7 +231,6 @@ func (p *Pinner) warnsFirst(volume string, pod types.UID) bool {
 	return true
 }
 
-// forget forgets a volume that is gone.
 func (p *Pinner) forget(volume string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
