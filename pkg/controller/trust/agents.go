@@ -13,16 +13,16 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Agents knows the addresses from which node agents dial: those of the Pods with the agents' service
-// account, which only Carve's administrators can make, and of the nodes that these are on. What is at such an
-// address must still prove itself.
+// Agents knows the addresses from which node agents dial: those of the Pods with the agents'
+// service account, which only Carve's administrators can create, and of their nodes. A peer at such
+// an address must still authenticate.
 type Agents struct{ pods cache.SharedIndexInformer }
 
-// byAddress is the index of Pods by the addresses that they may dial from, byNode by the node that they are on, or
-// are to be on.
+// byAddress indexes Pods by the addresses that they may dial from, byNode by their current or
+// intended node.
 const byAddress, byNode = "address", "node"
 
-// NewAgents watches the agents in a namespace once it runs.
+// NewAgents returns Agents that watch a namespace once Run is called.
 func NewAgents(client kubernetes.Interface, namespace, serviceAccount string) (*Agents, error) {
 	pods := coreinformers.NewFilteredPodInformer(client, namespace, 0, cache.Indexers{byAddress: addressesOf, byNode: nodeOf}, func(o *metav1.ListOptions) {
 		o.FieldSelector = fields.OneTermEqualSelector("spec.serviceAccountName", serviceAccount).String()
@@ -45,18 +45,19 @@ func (a *Agents) Known(address netip.Addr) bool {
 	return err == nil && len(pods) > 0
 }
 
-// MayBeOn reports whether a node has an agent, or is to have one. It does so, too, while the agents are not known, and
-// while there is none on any node: then the DaemonSet is gone, perhaps by mistake.
+// MayBeOn reports whether a node has an agent, or will have one. It returns true until Synced, and
+// while no node has an agent: then the DaemonSet is gone, perhaps by mistake.
 func (a *Agents) MayBeOn(node string) bool {
 	if !a.Synced() {
 		return true
 	}
 	pods, err := a.pods.GetIndexer().IndexKeys(byNode, node)
-	// The last condition lists all nodes. Few are asked for that have no agent.
+	// The last condition lists all nodes, but only for a node without an agent, which is rare.
 	return err != nil || len(pods) > 0 || len(a.pods.GetIndexer().ListIndexFuncValues(byNode)) == 0
 }
 
-// nodeOf is the node of a Pod, which a DaemonSet's has before it is scheduled, in its affinity.
+// nodeOf returns the node of a Pod. A Pod of a DaemonSet has it in its affinity before it is
+// scheduled.
 func nodeOf(obj any) ([]string, error) {
 	pod, ok := obj.(*v1.Pod)
 	if !ok {
@@ -79,7 +80,7 @@ func nodeOf(obj any) ([]string, error) {
 	return nodes, nil
 }
 
-// addressesOnly drops all of a Pod but its identity, its node and its addresses.
+// addressesOnly drops everything from a Pod except its identity, its node and its addresses.
 func addressesOnly(obj any) (any, error) {
 	pod, ok := obj.(*v1.Pod)
 	if !ok {
@@ -96,7 +97,8 @@ func addressesOnly(obj any) (any, error) {
 	return lean, nil
 }
 
-// addressesOf are the addresses of a Pod that has not ended, whose address may be another's by then.
+// addressesOf returns the addresses of a Pod. An ended Pod has none, because another may have got
+// its address.
 func addressesOf(obj any) ([]string, error) {
 	pod, ok := obj.(*v1.Pod)
 	if !ok || pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed {

@@ -16,7 +16,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestAgentsOfARealAPIServer has the API server select the Pods by their account.
+// The API server selects the Pods by their account.
 func TestAgentsOfARealAPIServer(t *testing.T) {
 	client := kubernetes.NewForConfigOrDie(must.Get(clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG")))(t))
 	const namespace = "agents"

@@ -72,7 +72,7 @@ func TestTheNodesOfAgentsAreKnown(t *testing.T) {
 	waittest.Until(t, "while there is no agent at all, one may be missing anywhere", func() bool { return agents.MayBeOn("n3") })
 }
 
-// A new leader asks for every node, before the nodes are connected.
+// A new leader asks about every node before the nodes are connected.
 func TestWhetherANodeHasAnAgentTakesNoLookAtAllNodes(t *testing.T) {
 	const nodes = 1000
 	pods := make([]k8sruntime.Object, nodes)

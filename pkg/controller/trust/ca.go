@@ -18,17 +18,16 @@ import (
 const (
 	// CALife is how long a CA certificate is valid.
 	CALife = 365 * 24 * time.Hour
-	// RotateBefore is how long before its signer's end the next CA is made.
+	// RotateBefore is the remaining validity of a signer at which the next CA is created.
 	RotateBefore = 90 * 24 * time.Hour
-	// PublishOverlap is how long a CA is published before it signs, and how
-	// long after it was replaced: the kubelet refreshes a mounted ConfigMap
-	// within two minutes, and a replica renews its certificate within one.
+	// PublishOverlap is how long a CA is published before it signs, and after it was replaced: the
+	// kubelet refreshes a mounted ConfigMap within two minutes, and a replica renews its
+	// certificate within one.
 	PublishOverlap = 24 * time.Hour
-	// ServingLife is how long a serving certificate is valid; it is renewed at
-	// half of that.
+	// ServingLife is how long a serving certificate is valid. It is renewed after half of that.
 	ServingLife = 14 * 24 * time.Hour
 
-	// backdate lets peers whose clocks are slow accept a new certificate.
+	// backdate makes new certificates acceptable to peers whose clocks are slow.
 	backdate = time.Hour
 )
 
@@ -39,28 +38,28 @@ const (
 	keyNextCert     = "next.crt"
 	keyNextKey      = "next.key"
 	keyPreviousCert = "previous.crt"
-	// keySince holds when the signer took over from the previous CA, RFC 3339.
+	// keySince is when the signer replaced the previous CA, in RFC 3339.
 	keySince = "signer-since"
 )
 
-// authority is one CA; key is nil for the previous one.
+// authority is one CA. key is nil for the previous one.
 type authority struct {
 	cert *x509.Certificate
 	key  crypto.Signer
 }
 
-// published is when the CA was made, and put into the bundle.
+// published returns when the CA was created and added to the bundle.
 func (a *authority) published() time.Time { return a.cert.NotBefore.Add(backdate) }
 
 // authorities is the content of the Secret.
 type authorities struct {
 	signer         *authority
 	next, previous *authority // may be nil
-	since          time.Time  // when the signer replaced the previous one; zero when it replaced none
+	since          time.Time  // when the signer replaced the previous one; zero if it replaced none
 }
 
-// parseAuthorities reads the Secret's data. The next and the previous CA are
-// optional; one that cannot be read is an error: the Secret was edited.
+// parseAuthorities parses the Secret's data. The next and the previous CA are optional, but
+// unreadable ones are errors: the Secret was edited.
 func parseAuthorities(data map[string][]byte) (*authorities, error) {
 	var out authorities
 	var err error
@@ -92,7 +91,7 @@ func parseAuthority(cert, key []byte) (*authority, error) {
 	if err != nil {
 		return nil, err
 	}
-	pair, err := tls.X509KeyPair(cert, key) // which fails for the key of another certificate
+	pair, err := tls.X509KeyPair(cert, key) // fails for the key of another certificate
 	if err != nil {
 		return nil, fmt.Errorf("key: %w", err)
 	}
@@ -118,7 +117,6 @@ func parseCertificate(data []byte) (*x509.Certificate, error) {
 	return cert, nil
 }
 
-// data is the inverse of parseAuthorities.
 func (a *authorities) data() (map[string][]byte, error) {
 	out := map[string][]byte{}
 	put := func(a *authority, certName, keyName string) error {
@@ -142,7 +140,6 @@ func (a *authorities) data() (map[string][]byte, error) {
 	return out, errors.Join(put(a.signer, keySignerCert, keySignerKey), put(a.next, keyNextCert, keyNextKey), put(a.previous, keyPreviousCert, ""))
 }
 
-// bundle is what nodes are to trust.
 func (a *authorities) bundle() []byte {
 	var out bytes.Buffer
 	for _, one := range []*authority{a.signer, a.next, a.previous} {
@@ -153,13 +150,13 @@ func (a *authorities) bundle() []byte {
 	return out.Bytes()
 }
 
-// rotate returns what the authorities are to become at now, and false when
-// nothing is to change. It takes one step at a time:
+// rotate returns the authorities to use at now, and false if they are unchanged. It takes one step
+// at a time:
 //
-//	signer near its end, no next  → make next, and publish it
+//	signer near its end, no next  → create next, and publish it
 //	next published long enough    → next signs, the signer becomes previous
-//	previous replaced long enough → previous is dropped
-//	signer past its end           → begin again: it is not trusted any more
+//	previous replaced long enough → drop previous
+//	signer past its end           → use next or start anew: no peer trusts the signer
 func (a *authorities) rotate(now time.Time) (*authorities, bool, error) {
 	if !now.Before(a.signer.cert.NotAfter) {
 		if a.next != nil && now.Before(a.next.cert.NotAfter) {
@@ -187,7 +184,7 @@ func newAuthority(now time.Time) (*authority, error) {
 		return nil, fmt.Errorf("make CA key: %w", err)
 	}
 	template := &x509.Certificate{
-		// What is random in the name lets verifiers distinguish two generations.
+		// The random name lets verifiers distinguish two generations.
 		Subject:   pkix.Name{CommonName: "carve-uplink-ca-" + rand.Text()},
 		NotBefore: now.Add(-backdate), NotAfter: now.Add(CALife),
 		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,
@@ -204,7 +201,6 @@ func newAuthority(now time.Time) (*authority, error) {
 	return &authority{cert: cert, key: key}, nil
 }
 
-// serving makes a certificate for the host, signed by a.
 func (a *authority) serving(now time.Time, host string) (*tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

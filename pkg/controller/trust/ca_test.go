@@ -92,9 +92,9 @@ func TestAuthoritiesSurviveBeingStored(t *testing.T) {
 	}
 }
 
-// A node holds a bundle that was the published one at some moment of the last
-// PublishOverlap; a replica may still serve with the signer of the step before.
-// They must always understand each other, however irregularly rotate is called.
+// A node has a bundle that was published within the last PublishOverlap, and a replica may still
+// serve with the signer of the previous step. However irregularly rotate is called, the node must
+// be able to verify the replica.
 func TestNoNodeIsEverShownACertificateItCannotVerify(t *testing.T) {
 	type past struct {
 		bundle []byte

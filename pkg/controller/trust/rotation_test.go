@@ -24,21 +24,21 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// agent is what a node has: its lvmd, and the two files that the kubelet keeps current.
+// agent is a node's lvmd and the two files that the kubelet keeps current.
 type agent struct {
 	node      *lvmdfake.Server
 	ca, token string
 	address   string
 }
 
-// connect dials as an agent does that starts or renews its connection. The agent ends with its
-// session, or when the returned function is called.
+// connect dials as an agent that starts or renews its connection. The agent ends with its session,
+// or when stop is called.
 func (a agent) connect(t *testing.T) (stop func()) {
 	t.Helper()
 	server := grpc.NewServer(uplink.ServerOptions()...)
 	lvmdv1.RegisterLVMDServer(server, a.node)
 	ctx, cancel := context.WithCancel(context.Background())
-	// The next session is another agent's.
+	// The next session belongs to another agent.
 	serve := func(l net.Listener) error { return server.Serve(closing{l, cancel}) }
 	done := make(chan error, 1)
 	go func() {
@@ -54,7 +54,6 @@ func (a agent) connect(t *testing.T) (stop func()) {
 	}
 }
 
-// closing calls a function before any of its connections is closed.
 type closing struct {
 	net.Listener
 	call func()
@@ -80,13 +79,13 @@ func put(t *testing.T, path string, content []byte) {
 	must.Succeed(t, os.WriteFile(path, content, 0o600))
 }
 
-// TestNoCreateIsLostWhileTheCARotates takes the store through all steps of a rotation,
-// with a new token at each, while volumes are made. The node renews its connection twice
-// after each: before the kubelet brought it the bundle of that step, and after.
+// The test takes the store through all steps of a rotation, with a new token at each, while volumes
+// are created. After each step the node renews its connection twice: before and after the kubelet
+// delivers the new bundle.
 func TestNoCreateIsLostWhileTheCARotates(t *testing.T) {
 	client := fake.NewClientset()
 	store := newTestStore(client)
-	// The peers' clocks are right all the time; only the store's begins in the past.
+	// Only the store's clock is in the past; the peers' clocks are right.
 	var ago atomic.Int64
 	store.now = func() time.Time { return time.Now().Add(-time.Duration(ago.Load())) }
 	refresh := func(days float64) {
@@ -97,7 +96,7 @@ func TestNoCreateIsLostWhileTheCARotates(t *testing.T) {
 	refresh(280)
 	refresh(10) // for a certificate that is valid today
 
-	var accepted atomic.Value // the token that is good
+	var accepted atomic.Value // the valid token
 	lis := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	nodes := fleet.New(fleet.Options{OnChange: func(*fleet.View) {}, Log: slog.New(slog.DiscardHandler)})
 	sessions := make(chan struct{}, 100)
@@ -124,7 +123,7 @@ func TestNoCreateIsLostWhileTheCARotates(t *testing.T) {
 	dir := t.TempDir()
 	n1 := agent{node: lvmdfake.New("n1", lvmdfake.Class{Name: "local", Default: true, Bytes: 1 << 50}),
 		ca: filepath.Join(dir, "ca.crt"), token: filepath.Join(dir, "token"), address: lis.Addr().String()}
-	// The creates of one caller are under way whenever the node renews its connection.
+	// One caller has creates in flight at every renewal.
 	creating, endCreating := context.WithCancel(t.Context())
 	entered, release := make(chan struct{}), make(chan struct{})
 	n1.node.SetHooks(lvmdfake.Hooks{BeforeCreate: func(_ context.Context, r *lvmdv1.CreateVolumeRequest) error {
@@ -151,7 +150,7 @@ func TestNoCreateIsLostWhileTheCARotates(t *testing.T) {
 			<-entered
 			defer func() { <-release }()
 		}
-		// The session before ends when its calls have.
+		// The previous session ends when its calls have ended.
 		stops = append(stops, n1.connect(t))
 		select {
 		case <-sessions:

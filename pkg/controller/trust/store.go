@@ -19,28 +19,25 @@ import (
 )
 
 const (
-	// CAName is the name of both the Secret that keeps the CA and the ConfigMap
-	// that publishes it.
+	// CAName is the name of the Secret that keeps the CA and of the ConfigMap that publishes it.
 	CAName = "carve-uplink-ca"
 	// CABundleKey is the ConfigMap's key.
 	CABundleKey = "ca.crt"
-	// MetricsSecretName is the Secret whose MetricsTokenKey guards /metrics.
+	// MetricsSecretName is the Secret whose MetricsTokenKey protects /metrics.
 	MetricsSecretName = "carve-metrics-token"
 	// MetricsTokenKey is its key.
 	MetricsTokenKey = "token"
 
-	// refreshInterval is how often the Secret is read again: a rotation by
-	// another replica is followed within it.
+	// refreshInterval is how often the Secret is read: a replica follows a rotation by another one
+	// within it.
 	refreshInterval = time.Minute
-	// callTimeout bounds one pass over the API.
+	// callTimeout limits one pass over the API.
 	callTimeout = 15 * time.Second
-	// writeAttempts bounds how often a pass is begun again because another
-	// replica wrote first.
+	// writeAttempts limits how often a pass restarts because another replica wrote first.
 	writeAttempts = 5
 )
 
-// Store keeps the CA and the serving certificate current. Its methods may be
-// called concurrently.
+// Store keeps the CA and the serving certificate current. Its methods may be called concurrently.
 type Store struct {
 	client    kubernetes.Interface
 	namespace string
@@ -50,17 +47,16 @@ type Store struct {
 
 	mu      sync.Mutex
 	serving *tls.Certificate
-	signer  []byte // raw certificate of the CA that signed it
+	signer  []byte // raw certificate of the CA that signed serving
 }
 
-// NewStore makes a store for an installation's namespace. The serving
-// certificate will carry host.
+// NewStore returns a Store for an installation's namespace. The serving certificate will be for
+// host.
 func NewStore(client kubernetes.Interface, namespace, host string, log *slog.Logger) *Store {
 	return &Store{client: client, namespace: namespace, host: host, log: log.With("component", "trust"), now: time.Now}
 }
 
-// Run prepares everything and keeps it current until ctx is done. ready is
-// closed when certificates can be served for the first time.
+// Run keeps everything current until ctx is done. It closes ready once certificates can be served.
 func (s *Store) Run(ctx context.Context, ready chan<- struct{}) {
 	once := sync.OnceFunc(func() { close(ready) })
 	pause := time.Second
@@ -80,7 +76,7 @@ func (s *Store) Run(ctx context.Context, ready chan<- struct{}) {
 	}
 }
 
-// Refresh makes one pass: CA, published bundle, serving certificate, metrics token.
+// Refresh updates the CA, the published bundle, the serving certificate and the metrics token once.
 func (s *Store) Refresh(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -88,7 +84,7 @@ func (s *Store) Refresh(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Publish before serving: nodes must be able to verify what they are shown.
+	// Publish before serving, so that nodes can verify the new certificate.
 	if err := s.publish(ctx, authorities.bundle()); err != nil {
 		return err
 	}
@@ -98,7 +94,7 @@ func (s *Store) Refresh(ctx context.Context) error {
 	return s.ensureMetricsToken(ctx)
 }
 
-// GetCertificate returns the serving certificate; it fits tls.Config.
+// GetCertificate returns the serving certificate, for tls.Config.
 func (s *Store) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -108,8 +104,8 @@ func (s *Store) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return s.serving, nil
 }
 
-// loadOrMake returns the authorities as stored, after making or rotating them
-// where that is due. The first replica to write wins; the others read again.
+// loadOrMake returns the stored authorities, after creating or rotating them if due. The first
+// replica to write wins; the others read again.
 func (s *Store) loadOrMake(ctx context.Context) (*authorities, error) {
 	secrets := s.client.CoreV1().Secrets(s.namespace)
 	for range writeAttempts {
@@ -155,7 +151,7 @@ func (s *Store) loadOrMake(ctx context.Context) (*authorities, error) {
 		if update.Data, err = rotated.data(); err != nil {
 			return nil, err
 		}
-		_, err = secrets.Update(ctx, update, metav1.UpdateOptions{}) // fails if it was written since
+		_, err = secrets.Update(ctx, update, metav1.UpdateOptions{}) // fails if another replica wrote since
 		if apierrors.IsConflict(err) {
 			continue
 		}
@@ -225,7 +221,7 @@ func (s *Store) ensureMetricsToken(ctx context.Context) error {
 		return fmt.Errorf("make the metrics token: %w", err)
 	}
 	token := []byte(base64.RawURLEncoding.EncodeToString(random[:]))
-	if err == nil { // there, but empty
+	if err == nil { // exists, but is empty
 		update := secret.DeepCopy()
 		update.Data = map[string][]byte{MetricsTokenKey: token}
 		_, err = secrets.Update(ctx, update, metav1.UpdateOptions{})

@@ -90,7 +90,7 @@ func TestServingCertificateIsRenewedAndFollowsTheSigner(t *testing.T) {
 		t.Error("the certificate was not renewed at half of its validity")
 	}
 	now = now.Add(CALife - RotateBefore)
-	for range 3 { // next is published, signs, and the previous one goes
+	for range 3 { // next is published, then signs, then previous is dropped
 		refresh()
 		checkServing(t, client, s)
 		now = now.Add(PublishOverlap)

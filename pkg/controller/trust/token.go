@@ -20,25 +20,24 @@ import (
 )
 
 const (
-	// extraNodeName is where the API server says which node a token's Pod runs
-	// on (k8s.io/apiserver/pkg/authentication/serviceaccount).
+	// extraNodeName is where the API server reports the node of a token's Pod
+	// (k8s.io/apiserver/pkg/authentication/serviceaccount).
 	extraNodeName = "authentication.kubernetes.io/node-name"
-	// expiryMargin is how long before a token's end its session must be renewed.
+	// expiryMargin is how long before its token expires a session must be renewed.
 	expiryMargin = 30 * time.Second
-	// maxReviews bounds the reviews in flight: a fleet that reconnects at once
-	// must not drown the API server.
+	// maxReviews limits the reviews in flight, to spare the API server when a whole fleet
+	// reconnects.
 	maxReviews = 64
 )
 
-// Authenticator decides whether a node is the one it claims to be, by asking the API
-// server about its token.
+// Authenticator asks the API server about a node's token to verify the node's identity.
 type Authenticator struct {
 	client kubernetes.Interface
-	user   string // the only one that may connect
+	user   string // the only user that may connect
 	slots  chan struct{}
 }
 
-// NewAuthenticator accepts the tokens of one service account.
+// NewAuthenticator returns an Authenticator for the tokens of one service account.
 func NewAuthenticator(client kubernetes.Interface, namespace, serviceAccount string) *Authenticator {
 	return &Authenticator{
 		client: client,
@@ -47,10 +46,9 @@ func NewAuthenticator(client kubernetes.Interface, namespace, serviceAccount str
 	}
 }
 
-// Authenticate fits uplink.ServerConfig. A token is good when the API server
-// says so for our audience, it belongs to the node agent's service account, and
-// it is bound to a Pod on the very node that the peer claims to be. The API
-// server refuses tokens that are expired or whose Pod is gone.
+// Authenticate fits uplink.ServerConfig. A token is valid if the API server accepts it for our
+// audience, it belongs to the agents' service account, and it is bound to a Pod on the node that
+// the peer claims to be. The API server rejects tokens that have expired or whose Pod is gone.
 func (a *Authenticator) Authenticate(ctx context.Context, hello *lvmdv1.Hello) (uplink.Grant, error) {
 	if hello.GetToken() == "" || hello.GetNodeName() == "" {
 		return uplink.Grant{}, &uplink.DeniedError{Reason: "node_name and token are required"}
@@ -77,15 +75,14 @@ func (a *Authenticator) Authenticate(ctx context.Context, hello *lvmdv1.Hello) (
 	if err := a.check(&review.Status, hello.GetNodeName()); err != nil {
 		return uplink.Grant{}, err
 	}
-	if err := claims.expired(); err != nil { // should the review have been an old one
+	if err := claims.expired(); err != nil { // in case the review came from a cache
 		return uplink.Grant{}, err
 	}
 	return uplink.Grant{ReauthenticateBy: claims.expiry().Add(-expiryMargin)}, nil
 }
 
-// precheck refuses a token by what it says about itself, so that the API server is not
-// asked about tokens that no review could accept. It accepts nothing: a token may say
-// what it likes.
+// precheck rejects a token by its own claims, to spare the API server reviews that must fail. It
+// proves nothing: a token may claim anything.
 func (a *Authenticator) precheck(c *tokenClaims, node string) error {
 	switch {
 	case !slices.Contains(c.Audience, names.UplinkAudience):
@@ -114,7 +111,6 @@ func (a *Authenticator) check(s *authenticationv1.TokenReviewStatus, node string
 	return nil
 }
 
-// tokenClaims is what a service-account token says about itself.
 type tokenClaims struct {
 	Expiry     float64  `json:"exp"`
 	Subject    string   `json:"sub"`
@@ -135,7 +131,7 @@ func (c *tokenClaims) expired() error {
 	return nil
 }
 
-// readToken reads a JSON web token without verifying it: that is for the API server.
+// readToken decodes a JSON web token without verifying it; the API server does that.
 func readToken(token string) (*tokenClaims, error) {
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 {

@@ -32,8 +32,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestTokensOfARealAPIServer asks a real API server (its kubeconfig is in
-// KUBECONFIG) about the tokens that it issues.
+// The test has a real API server (with its kubeconfig in KUBECONFIG) review the tokens that it
+// issues.
 func TestTokensOfARealAPIServer(t *testing.T) {
 	config := must.Get(clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG")))(t)
 	client := kubernetes.NewForConfigOrDie(config)
@@ -65,7 +65,7 @@ func TestTokensOfARealAPIServer(t *testing.T) {
 		return reason.Reason
 	}
 	good, deleted := issue("carve-node", "agent", "carve-uplink"), issue("carve-node", "deleted", "carve-uplink")
-	// What the API server signs it has to accept, but for the time.
+	// The API server must accept what it signed, if it has not expired.
 	past := func(claims map[string]any) {
 		now := time.Now()
 		claims["iat"], claims["nbf"], claims["exp"] = now.Add(-2*time.Hour).Unix(), now.Add(-2*time.Hour).Unix(), now.Add(-time.Minute).Unix()
@@ -91,9 +91,9 @@ func TestTokensOfARealAPIServer(t *testing.T) {
 	waittest.Until(t, "the token of a Pod that was deleted is not accepted any more", func() bool { return denied("node-1", deleted) != "" })
 }
 
-// resign returns a token with other claims, signed with the cluster's own key,
-// which lies beside its administrator's kubeconfig: TokenRequests are for ten
-// minutes at least, which is too long to wait for one to expire.
+// resign returns a token with other claims, signed with the cluster's own key next to its
+// administrator's kubeconfig. TokenRequests are for at least ten minutes, too long to wait for one
+// to expire.
 func resign(t *testing.T, token string, change func(claims map[string]any)) string {
 	t.Helper()
 	content, err := os.ReadFile(filepath.Join(filepath.Dir(os.Getenv("KUBECONFIG")), "pki", "service-accounts.key"))
@@ -116,7 +116,7 @@ func resign(t *testing.T, token string, change func(claims map[string]any)) stri
 	}
 	claims := map[string]any{}
 	decoder := json.NewDecoder(bytes.NewReader(text))
-	decoder.UseNumber() // times stay whole numbers
+	decoder.UseNumber() // keep times as whole numbers
 	must.Succeed(t, decoder.Decode(&claims))
 	change(claims)
 	if text, err = json.Marshal(claims); err != nil {
@@ -132,8 +132,7 @@ func resign(t *testing.T, token string, change func(claims map[string]any)) stri
 	return signed + "." + base64.RawURLEncoding.EncodeToString(signature)
 }
 
-// create makes a namespace with two accounts and Pods of theirs on one node,
-// until the test ends.
+// create creates a namespace with two accounts and their Pods on one node, until the test ends.
 func create(t *testing.T, client kubernetes.Interface, namespace string) {
 	t.Helper()
 	ctx := context.Background()

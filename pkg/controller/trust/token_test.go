@@ -38,8 +38,8 @@ func TestAuthenticate(t *testing.T) {
 		node   string
 		review func(*authenticationv1.TokenReviewStatus)
 		fails  error
-		denied string // part of the reason; empty when accepted
-		// unasked says that the API server is not bothered.
+		denied string // part of the reason; empty if accepted
+		// unasked means that the API server gets no review.
 		unasked bool
 	}{
 		"a token of another account is refused unasked": {token: tokenOf("default:default", "carve-uplink", "node-1", expiry), node: "node-1",
