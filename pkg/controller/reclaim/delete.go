@@ -20,26 +20,25 @@ import (
 	"github.com/carve-csi/carve/pkg/fleet"
 )
 
-// deleteWorkers is how many released volumes are worked on at once, beside those that wait
-// for a node; lvmd batches what arrives together.
+// deleteWorkers is how many released volumes are worked on at once, besides those that wait for a
+// node. lvmd batches concurrent deletions.
 const deleteWorkers = 128
 
 const (
-	// deleteRetryMax bounds the pauses between attempts at one volume. What is waited
-	// for is mostly a kubelet that unmounts it, asking costs one message, and until then
-	// no other volume gets the space.
+	// deleteRetryMax limits the pauses between attempts at one volume. They mostly wait for a
+	// kubelet to unmount it. An attempt costs one message, and until it succeeds no other volume
+	// gets the space.
 	deleteRetryMax = 5 * time.Second
-	// deleteQuiet is how many attempts at a volume in use no Event reports, and deleteRepeated
-	// after how many further ones an Event does so again.
+	// deleteQuiet is the number of attempts at a volume in use before the first Event, and
+	// deleteRepeated the number of further ones before each next Event.
 	deleteQuiet, deleteRepeated = 5, 6
-	// releaseAfter is how long the PV controller may take to mark a volume whose claim was
-	// deleted as released, before it is done here. It mostly takes less: then it is one write
-	// less for us. In a burst of deletions it is many seconds behind.
+	// releaseAfter is how long the PV controller may take to mark a volume as released after the
+	// deletion of its claim. It mostly takes less, which saves us a write. In a burst of deletions
+	// it lags by many seconds, and the Deleter marks the volume itself.
 	releaseAfter = 150 * time.Millisecond
-	// retryMin is the pause after the first failed attempt.
-	retryMin = 200 * time.Millisecond
-	// keptRetry is when to look again at a volume that the API server does not have as released. Mostly
-	// an event comes before; there is none if a claim goes that was never bound to it.
+	retryMin     = 200 * time.Millisecond
+	// keptRetry is when to recheck a volume that is not released at the API server. Mostly an event
+	// comes first, but not when a claim goes that was never bound to it.
 	keptRetry = time.Minute
 )
 
@@ -50,38 +49,37 @@ const (
 	resultNodeGone = "node_gone"
 )
 
-// Deleter removes volumes whose PersistentVolume was released under the
-// reclaim policy Delete, and keeps the finalizer that lets it.
+// Deleter removes volumes whose PersistentVolume was released under the reclaim policy Delete, and
+// maintains the finalizer that it needs for that.
 type Deleter struct {
 	*cluster.Cluster
 	Options
-	loop    *workloop.Loop[string] // by name
+	loop    *workloop.Loop[string] // by PersistentVolume name
 	waiting cluster.Waiters
 
 	mu sync.Mutex
-	// claimGone holds the deleted claims, by their volume's name, until the volume is seen
-	// as released.
+	// claimGone holds the deleted claims by their volume's name, until the volume is seen as
+	// released.
 	claimGone map[string]goneClaim
-	// done holds the PersistentVolumes that were deleted here, until the cache shows them gone:
-	// meanwhile it may show them as they were before.
+	// done holds the deleted PersistentVolumes until the cache shows that they are gone; it may
+	// still show an older state.
 	done map[string]types.UID
 }
 
-// goneClaim is a claim that was seen deleted.
 type goneClaim struct {
 	uid types.UID
 	at  time.Time
 }
 
-// Options say how a deleter works. Metrics is required.
+// Options configure a Deleter. Metrics is required.
 type Options struct {
-	// Parallel is how many volumes are worked on at once, beside those that wait for a node;
-	// zero means 128.
+	// Parallel is how many volumes are worked on at once, besides those that wait for a node; zero
+	// means 128.
 	Parallel int
 	Metrics  *Metrics
 }
 
-// NewDeleter makes a deleter. Run runs it.
+// NewDeleter returns a Deleter; Run runs it.
 func NewDeleter(c *cluster.Cluster, o Options) *Deleter {
 	d := &Deleter{Cluster: c, Options: o, claimGone: map[string]goneClaim{}, done: map[string]types.UID{}}
 	d.loop = workloop.New(workloop.Options[string]{
@@ -120,16 +118,15 @@ func (d *Deleter) Run(ctx context.Context) error {
 	return nil
 }
 
-// NodeChanged looks again at the volumes that wait for the node: it connected, or
-// is gone.
+// NodeChanged rechecks the volumes that wait for a node, which connected or is gone.
 func (d *Deleter) NodeChanged(node string) {
 	for _, name := range d.waiting.Take(node) {
 		d.loop.Add(name)
 	}
 }
 
-// sync takes a volume one step further. It returns when to look again without an event
-// (0 means never).
+// sync takes a volume one step further. It returns when to recheck it without an event; 0 means
+// never.
 func (d *Deleter) sync(ctx context.Context, name string) (again time.Duration, err error) {
 	pv, err := d.VolumeLister.Get(name)
 	if err != nil || !objects.IsOurs(pv) {
@@ -146,7 +143,7 @@ func (d *Deleter) sync(ctx context.Context, name string) (again time.Duration, e
 		return again, err
 	}
 	if isUnbound(pv) {
-		return 0, d.withdraw(ctx, pv) // the volume's next event says that it is released
+		return 0, d.withdraw(ctx, pv) // the volume's next event shows it as released
 	}
 	if !shouldDelete(pv) {
 		return 0, nil
@@ -165,7 +162,6 @@ func (d *Deleter) sync(ctx context.Context, name string) (again time.Duration, e
 	return 0, d.deletePersistentVolume(ctx, pv)
 }
 
-// forget drops what is remembered of a volume that is gone.
 func (d *Deleter) forget(name string) {
 	d.waiting.Forget(name)
 	d.mu.Lock()
@@ -174,7 +170,6 @@ func (d *Deleter) forget(name string) {
 	delete(d.done, name)
 }
 
-// isDone reports whether a volume was deleted here.
 func (d *Deleter) isDone(pv *v1.PersistentVolume) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -182,8 +177,8 @@ func (d *Deleter) isDone(pv *v1.PersistentVolume) bool {
 	return done && uid == pv.UID
 }
 
-// claimDeleted notes the end of a claim, bound or not. A deletion is final: no other claim
-// will ever have that UID.
+// claimDeleted records the deletion of a claim, bound or not. It is final: no other claim will ever
+// have that UID.
 func (d *Deleter) claimDeleted(claim *v1.PersistentVolumeClaim) {
 	for _, pv := range d.VolumesFor(claim) {
 		if !objects.IsOurs(pv) {
@@ -196,9 +191,8 @@ func (d *Deleter) claimDeleted(claim *v1.PersistentVolumeClaim) {
 	}
 }
 
-// markReleased sets the phase of a volume whose claim is gone, where the PV controller
-// was too slow for it. It returns the volume as it then is, or how long the PV controller
-// still has.
+// markReleased sets the phase of a volume whose claim is gone, if the PV controller has not done so
+// in time. It returns the current volume, or the time that the PV controller has left.
 func (d *Deleter) markReleased(ctx context.Context, pv *v1.PersistentVolume) (now *v1.PersistentVolume, again time.Duration, err error) {
 	d.mu.Lock()
 	claim, gone := d.claimGone[pv.Name]
@@ -214,7 +208,7 @@ func (d *Deleter) markReleased(ctx context.Context, pv *v1.PersistentVolume) (no
 	case left > 0:
 		return pv, left, nil
 	}
-	released, err := cluster.Apply(ctx, d.Client.CoreV1().PersistentVolumes(), pv, cluster.Exact, // It may have another claim.
+	released, err := cluster.Apply(ctx, d.Client.CoreV1().PersistentVolumes(), pv, cluster.Exact, // it may have another claim
 		func(pv *v1.PersistentVolume) { pv.Status.Phase = v1.VolumeReleased }, "status")
 	if err == nil {
 		return released, 0, nil
@@ -228,19 +222,19 @@ func (d *Deleter) markReleased(ctx context.Context, pv *v1.PersistentVolume) (no
 	return nil, 0, fmt.Errorf("mark volume released: %w", err)
 }
 
-// shouldDelete is the upstream provisioner's rule, and more than that for a PersistentVolume that
-// is being deleted: in the phase Failed, which the PV controller sets where it knows no
-// provisioner, nothing else would end it.
+// shouldDelete is the upstream provisioner's rule, extended to a PersistentVolume that is being
+// deleted in the phase Failed: the PV controller sets it if it knows no provisioner, and nothing
+// else would end the volume.
 func shouldDelete(pv *v1.PersistentVolume) bool {
 	deleted := pv.DeletionTimestamp != nil
 	if deleted && !slices.Contains(pv.Finalizers, cluster.Finalizer) {
-		return false // it was done already
+		return false // already done
 	}
 	return pv.Spec.PersistentVolumeReclaimPolicy == v1.PersistentVolumeReclaimDelete &&
 		(pv.Status.Phase == v1.VolumeReleased || deleted && pv.Status.Phase == v1.VolumeFailed)
 }
 
-// confirm reads a volume that is to be deleted at the API server, and returns it, or nil if it is not
+// confirm reads a volume from the API server before its deletion, and returns nil if it is not
 // released there.
 func (d *Deleter) confirm(ctx context.Context, pv *v1.PersistentVolume) (now *v1.PersistentVolume, err error) {
 	var claim *v1.PersistentVolumeClaim
@@ -251,20 +245,20 @@ func (d *Deleter) confirm(ctx context.Context, pv *v1.PersistentVolume) (now *v1
 	return now, nil
 }
 
-// isReleased reports whether a volume is to be deleted and belongs to no claim. claim is the one that exists under
-// the UID in claimRef, or nil. The phase does not suffice: it stays Released for a while after an
-// administrator, or a volume populator, has given the volume to another claim.
+// isReleased reports whether a volume should be deleted and belongs to no claim. claim is the one
+// with the UID in claimRef, or nil. The phase alone is not enough: it stays Released for a while
+// after an administrator, or a volume populator, gives the volume to another claim.
 func isReleased(pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim) bool {
 	ref := pv.Spec.ClaimRef
 	if !shouldDelete(pv) || ref == nil || ref.UID == "" {
-		return false // One without UID is reserved for a claim to come.
+		return false // a claimRef without UID reserves the volume for a future claim
 	}
-	// A claim that has got another volume than the one made for it never takes that.
+	// A claim that got another volume than the one made for it never takes that.
 	return claim == nil || pv.Name == spec.VolumeName(claim) && claim.Spec.VolumeName != "" && claim.Spec.VolumeName != pv.Name
 }
 
-// keepFinalizer adds the finalizer to bound volumes whose policy is Delete, and
-// takes it from those whose policy was changed.
+// keepFinalizer adds the finalizer to bound volumes with the policy Delete, and removes it from
+// those whose policy changed.
 func (d *Deleter) keepFinalizer(ctx context.Context, pv *v1.PersistentVolume) error {
 	has, wanted := slices.Contains(pv.Finalizers, cluster.Finalizer), pv.Spec.PersistentVolumeReclaimPolicy == v1.PersistentVolumeReclaimDelete
 	if has && !wanted || wanted && !has && pv.DeletionTimestamp == nil && pv.Status.Phase == v1.VolumeBound {
@@ -273,18 +267,17 @@ func (d *Deleter) keepFinalizer(ctx context.Context, pv *v1.PersistentVolume) er
 	return nil
 }
 
-// setFinalizer adds or removes our finalizer, whatever others do to theirs.
+// setFinalizer tolerates changes of other finalizers.
 func (d *Deleter) setFinalizer(ctx context.Context, pv *v1.PersistentVolume, wanted bool) error {
 	_, err := cluster.Apply(ctx, d.Client.CoreV1().PersistentVolumes(), pv, cluster.SameObject, cluster.WithFinalizer[*v1.PersistentVolume](cluster.Finalizer, wanted))
 	if err != nil && !cluster.IsOutdated(err) {
 		return fmt.Errorf("change finalizer: %w", err)
 	}
-	return nil // a conflict is another volume of that name
+	return nil // a conflict means another volume of that name
 }
 
-// deleteVolume removes the volume from its node. Where the node is lost there
-// is nothing left to remove, and what should come back with it is found by its
-// owner tags.
+// deleteVolume removes the volume from its node. It gives up the volume of a lost node; if the node
+// returns, the volume is found by its owner tags.
 func (d *Deleter) deleteVolume(ctx context.Context, pv *v1.PersistentVolume) error {
 	node, ok := objects.NodeOf(pv)
 	if !ok {
@@ -307,7 +300,7 @@ func (d *Deleter) deleteVolume(ctx context.Context, pv *v1.PersistentVolume) err
 	case fleet.IsNotConnected(err):
 		d.waiting.Wait(node, pv.Name)
 		if view, ok := d.Fleet.View(node); ok && view.Connected {
-			d.NodeChanged(node) // it connected in between
+			d.NodeChanged(node) // it connected in the meantime
 		}
 		lost, lostErr := d.NodeLost(ctx, node)
 		if lostErr != nil {
@@ -332,9 +325,9 @@ func (d *Deleter) deleteVolume(ctx context.Context, pv *v1.PersistentVolume) err
 	return err
 }
 
-// worthReporting reports whether an Event is to report a failed attempt, after so many
-// before it. One at a volume in use is none at first, for the kubelet is unmounting
-// it; of what lasts, only some are.
+// worthReporting reports whether a failed attempt, after the given number of failures, deserves an
+// Event. The first ones at a volume in use do not, because the kubelet is unmounting it; of lasting
+// failures, only some do.
 func worthReporting(failures int, inUse bool) bool {
 	if inUse && failures < deleteQuiet {
 		return false

@@ -64,8 +64,8 @@ func TestADeletedClaimIsForgottenWithItsVolume(t *testing.T) {
 	}
 }
 
-// TestNamespacesTakeTurnsAtTheirDeletions has one worker, and in its queue many volumes of one
-// namespace before one of another. None of them names its node, of which an Event is written.
+// The queue of the only worker has many volumes of one namespace before one of another. None names
+// its node, which gives an Event.
 func TestNamespacesTakeTurnsAtTheirDeletions(t *testing.T) {
 	client := clientfake.New()
 	all := informers.NewSharedInformerFactory(client, 0)
@@ -94,8 +94,8 @@ func TestNamespacesTakeTurnsAtTheirDeletions(t *testing.T) {
 	}
 }
 
-// released is a volume under Delete whose claim is gone. It names no node: an attempt to delete it
-// fails with an Event.
+// released returns a volume with the policy Delete whose claim is gone. It names no node, so an
+// attempt to delete it fails with an Event.
 func released(namespace, name string) *v1.PersistentVolume {
 	return &v1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-of-" + name), ResourceVersion: "1"},
@@ -108,7 +108,6 @@ func released(namespace, name string) *v1.PersistentVolume {
 	}
 }
 
-// newDeleterOf returns a deleter whose cache has a volume, and its Events.
 func newDeleterOf(t *testing.T, client *fake.Clientset, pv *v1.PersistentVolume) (*Deleter, *record.FakeRecorder) {
 	t.Helper()
 	all := informers.NewSharedInformerFactory(client, 0)
@@ -134,7 +133,7 @@ func syncOnce(t *testing.T, d *Deleter, name string) (again time.Duration, err e
 	return again, err
 }
 
-// TestVolumeIsKeptUnlessAPIServerHasItReleased has a cache that shows a volume as released.
+// The cache shows the volume as released.
 func TestVolumeIsKeptUnlessAPIServerHasItReleased(t *testing.T) {
 	claim := func(name, uid, volume string) *v1.PersistentVolumeClaim {
 		return &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name, UID: types.UID(uid)},
@@ -145,7 +144,7 @@ func TestVolumeIsKeptUnlessAPIServerHasItReleased(t *testing.T) {
 	for name, test := range map[string]struct {
 		now   func(*v1.PersistentVolume) // changes that the cache lacks
 		claim *v1.PersistentVolumeClaim
-		lacks string // the resource for which the API server has no answer
+		lacks string // the resource for which the API server fails
 		err   string
 	}{
 		"its claim is gone":                         {err: attempt},
@@ -196,7 +195,7 @@ func TestVolumeIsKeptUnlessAPIServerHasItReleased(t *testing.T) {
 	}
 }
 
-// TestVolumeIsNotWithdrawnFromClaimThatCacheLacks has an available volume that is being deleted.
+// The volume is available and being deleted.
 func TestVolumeIsNotWithdrawnFromClaimThatCacheLacks(t *testing.T) {
 	client := clientfake.New(&v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "next"},
 		Spec: v1.PersistentVolumeClaimSpec{VolumeName: "pvc-1"}})
@@ -209,7 +208,7 @@ func TestVolumeIsNotWithdrawnFromClaimThatCacheLacks(t *testing.T) {
 	}
 }
 
-// TestVolumeIsMarkedReleasedOnlyAsSeen has a volume that gets another claim after the deletion of its claim was seen.
+// The volume gets another claim after the deletion of its claim was seen.
 func TestVolumeIsMarkedReleasedOnlyAsSeen(t *testing.T) {
 	client := clientfake.New()
 	pv := released("team", "pvc-1")

@@ -7,7 +7,7 @@ type Metrics struct {
 	deletes *prometheus.CounterVec
 }
 
-// NewMetrics registers them.
+// NewMetrics registers the metrics.
 func NewMetrics(registerer prometheus.Registerer) *Metrics {
 	m := &Metrics{deletes: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "carve", Subsystem: "controller", Name: "deletes_total",
 		Help: "Attempts to delete a released volume, by result: deleted, failed, node_gone (abandoned)."}, []string{"result"})}

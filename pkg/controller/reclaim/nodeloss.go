@@ -16,24 +16,24 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/spec"
 )
 
-// nodeLossPass is how often lost nodes are looked for without an event.
+// nodeLossPass is the interval of checks for lost nodes without an event.
 const nodeLossPass = 30 * time.Second
 
-// releaser gives up bound claims whose node is lost, where their class says so.
+// releaser gives up bound claims whose node is lost, if their class says so. By default it keeps
+// claims.
 //
-// Generic ephemeral volumes of Pods on the node need nothing from it: their claims go
-// with their Pods, which Kubernetes removes from lost nodes. It does not remove a Pod
-// that has no node, and waits for the volume: its claim is treated as others are.
-// Claims are kept by default. What was Released in any way is the deleter's.
+// It ignores generic ephemeral volumes of Pods on the node: Kubernetes removes such Pods, and their
+// claims with them. It does not remove a Pod without a node that waits for the volume: the releaser
+// treats its claim like others. The Deleter handles released volumes.
 type releaser struct {
 	*cluster.Cluster
 	kick chan struct{}
-	// notified has the Pods without a node, by UID, that were notified of what becomes of the
-	// volume that they wait for, by volume. Its other users were notified before them.
+	// notified holds, by volume, the UIDs of the Pods without a node that got an Event about the
+	// volume that they wait for. Its other users got theirs first.
 	notified map[string]map[types.UID]struct{}
 }
 
-// NewReleaser makes a releaser. Run runs it.
+// NewReleaser returns a releaser; Run runs it.
 func NewReleaser(c *cluster.Cluster) *releaser {
 	return &releaser{Cluster: c, kick: make(chan struct{}, 1), notified: map[string]map[types.UID]struct{}{}}
 }
@@ -63,10 +63,10 @@ func (r *releaser) Run(ctx context.Context) error {
 	}
 }
 
-// Pass looks at every bound volume of ours once.
+// Pass checks every bound volume of ours once.
 func (r *releaser) Pass(ctx context.Context) {
 	lost, listed := map[string]bool{}, cluster.PodLists{}
-	named, volumes := map[string]bool{}, map[string]bool{} // nodes that volumes name, and these
+	named, volumes := map[string]bool{}, map[string]bool{} // nodes that volumes name, and those volumes
 	for _, pv := range cluster.List(r.Volumes) {
 		node, ok := objects.NodeOf(pv)
 		if !ok || !objects.IsOurs(pv) {
@@ -96,7 +96,6 @@ func (r *releaser) Pass(ctx context.Context) {
 	maps.DeleteFunc(r.notified, func(volume string, _ map[types.UID]struct{}) bool { return !volumes[volume] })
 }
 
-// abandon deletes the claim of a volume on a lost node, or reports what becomes of it.
 func (r *releaser) abandon(ctx context.Context, listed cluster.PodLists, pv *v1.PersistentVolume, node string) {
 	claim := r.Claim(string(pv.Spec.ClaimRef.UID))
 	if claim == nil || claim.DeletionTimestamp != nil {
@@ -113,8 +112,8 @@ func (r *releaser) abandon(ctx context.Context, listed cluster.PodLists, pv *v1.
 	}
 }
 
-// notify writes an Event on the users of a claim, one on each: when the loss is found, and on
-// Pods that are made in place of those on the lost node, as those of a StatefulSet, later.
+// notify records one Event on each user of a claim: on the current ones when the loss is found, and
+// later on Pods that replace those on the lost node, such as a StatefulSet's.
 func (r *releaser) notify(ctx context.Context, listed cluster.PodLists, pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim, node, message string) {
 	var users []runtime.Object
 	notified := r.notified[pv.Name]

@@ -11,19 +11,20 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 )
 
-// isUnbound reports whether a PersistentVolume is being deleted, has our finalizer, and is
-// Available: its claim is gone and an administrator removed spec.claimRef, so that the PV
-// controller will not call it released.
+// isUnbound reports whether a PersistentVolume is Available and being deleted, with our finalizer:
+// its claim is gone and an administrator removed spec.claimRef, so that the PV controller will not
+// mark it as released.
 func isUnbound(pv *v1.PersistentVolume) bool {
 	return pv.DeletionTimestamp != nil && slices.Contains(pv.Finalizers, cluster.Finalizer) &&
 		pv.Spec.PersistentVolumeReclaimPolicy == v1.PersistentVolumeReclaimDelete &&
 		pv.Status.Phase == v1.VolumeAvailable && (pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID == "")
 }
 
-// withdraw makes it impossible to bind an unbound volume that is being deleted. The PV controller
-// binds a claim that names it, also then. So the volume is given to a claim with a UID that no
-// claim has, if nothing has changed since: the PV controller then calls it released, and it is
-// deleted as any other. One that a claim names already stays, and an Event says so.
+// withdraw prevents claims from binding an unbound volume that is being deleted; the PV controller
+// would still bind a claim that names it. It sets a claimRef with a UID that no claim has, provided
+// that nothing else has changed. The PV controller then marks the volume as released, and it is
+// deleted like any other. If a claim names the volume already, withdraw keeps it and records an
+// Event.
 func (d *Deleter) withdraw(ctx context.Context, pv *v1.PersistentVolume) error {
 	claim := d.ClaimNaming(pv.Name)
 	if claim == "" {
@@ -45,7 +46,7 @@ func (d *Deleter) withdraw(ctx context.Context, pv *v1.PersistentVolume) error {
 	_, err := cluster.Apply(ctx, d.Client.CoreV1().PersistentVolumes(), pv, cluster.Exact, func(pv *v1.PersistentVolume) {
 		ref := &v1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: names.Namespace, Name: pv.Name}
 		if pv.Spec.CSI != nil && pv.Spec.CSI.NodeStageSecretRef != nil {
-			// A volume and its Secret are of one namespace, or the policy for volumes refuses this.
+			// The policy for volumes requires the Secret's namespace.
 			ref.Namespace = pv.Spec.CSI.NodeStageSecretRef.Namespace
 		}
 		if pv.Spec.ClaimRef != nil {
