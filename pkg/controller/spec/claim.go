@@ -11,8 +11,8 @@ import (
 	"github.com/carve-csi/carve/api/names"
 )
 
-// OwnerPod returns the Pod of a generic ephemeral volume's claim, with all that an Event on
-// the Pod needs, and nil for any other claim.
+// OwnerPod returns the Pod of a generic ephemeral volume's claim, complete enough for an Event, or
+// nil for any other claim.
 func OwnerPod(claim *v1.PersistentVolumeClaim) *v1.ObjectReference {
 	owner := metav1.GetControllerOf(claim)
 	if owner == nil || owner.Kind != "Pod" || owner.APIVersion != "v1" {
@@ -21,11 +21,11 @@ func OwnerPod(claim *v1.PersistentVolumeClaim) *v1.ObjectReference {
 	return &v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: claim.Namespace, Name: owner.Name, UID: owner.UID}
 }
 
-// VolumeName is the CSI name of a claim's volume, and the name of its PersistentVolume.
+// VolumeName returns the CSI name of a claim's volume, which is also its PersistentVolume's name.
 func VolumeName(claim *v1.PersistentVolumeClaim) string { return "pvc-" + string(claim.UID) }
 
-// BindsLate reports whether claims of a class wait until the scheduler has selected a node
-// (volumeBindingMode WaitForFirstConsumer). The others bind immediately.
+// BindsLate reports whether claims of a class wait for the scheduler to select a node
+// (volumeBindingMode WaitForFirstConsumer). Others bind immediately.
 func BindsLate(class *storagev1.StorageClass) bool {
 	return class.VolumeBindingMode != nil && *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
 }
@@ -35,15 +35,15 @@ func Movable(class *storagev1.StorageClass) bool {
 	return class.Parameters[names.ParamPodVolumes] == names.PodVolumesMovable
 }
 
-// MayMove reports whether the volume that is made for a claim has no nodeAffinity: it ends with
-// the only Pod that can use it, and the next Pod's can be made on any node, which one with a data
-// source cannot.
+// MayMove reports whether a claim's volume gets no nodeAffinity: it ends with the only Pod that can
+// use it, and the next Pod's volume may be created on any node. A claim with a data source is bound
+// to the source's node.
 func MayMove(claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass) bool {
 	return Movable(class) && OwnerPod(claim) != nil && claim.Spec.DataSource == nil && claim.Spec.DataSourceRef == nil
 }
 
-// checkMovable refuses a class whose movable volumes could outlive their Pods, or be made before
-// the scheduler has looked for a node: it would then go to another one than the volume's.
+// checkMovable rejects a class whose movable volumes could outlive their Pods, or be created before
+// the scheduler selects a node: it would then choose another one.
 func checkMovable(class *storagev1.StorageClass) error {
 	field, given := ClassField(class, names.ParamPodVolumes), fmt.Sprintf("%q", names.PodVolumesMovable)
 	switch {
@@ -56,8 +56,8 @@ func checkMovable(class *storagev1.StorageClass) error {
 	return nil
 }
 
-// AllowedBy reports whether a StorageClass's allowedTopologies allow a volume on a node: one
-// term must match entirely. No terms allow all nodes.
+// AllowedBy reports whether a StorageClass's allowedTopologies permit a node: all expressions of a
+// term must match. No terms permit all nodes.
 func AllowedBy(terms []v1.TopologySelectorTerm, node *v1.Node) bool {
 	if len(terms) == 0 {
 		return true
@@ -66,7 +66,7 @@ func AllowedBy(terms []v1.TopologySelectorTerm, node *v1.Node) bool {
 		for _, e := range term.MatchLabelExpressions {
 			value, ok := node.Labels[e.Key]
 			if e.Key == names.TopologyNode {
-				value, ok = node.Name, true // also before the kubelet has set the label
+				value, ok = node.Name, true // even before the kubelet has set the label
 			}
 			if !ok || !slices.Contains(e.Values, value) {
 				return false

@@ -9,7 +9,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 )
 
-// Kinds of data sources.
+// The kinds of data sources.
 const (
 	KindClaim    = "PersistentVolumeClaim"
 	KindSnapshot = "VolumeSnapshot"
@@ -17,13 +17,11 @@ const (
 	SnapshotGroup = "snapshot.storage.k8s.io"
 )
 
-// DataSource is what a claim asks to be filled from: an object of its own
-// namespace.
+// DataSource is the object, in the claim's namespace, that a volume is created from.
 type DataSource struct{ Kind, Name string }
 
-// SourceOf reads a claim's data source, nil for none. Sources of other kinds
-// are those of volume populators, for which it returns false. Errors are
-// *InvalidError.
+// SourceOf returns a claim's data source, nil for none. It returns false for other kinds, which
+// belong to volume populators. Errors are *InvalidError.
 func SourceOf(claim *v1.PersistentVolumeClaim) (source *DataSource, ours bool, err error) {
 	var group, namespace *string
 	switch ref, old := claim.Spec.DataSourceRef, claim.Spec.DataSource; {
@@ -45,8 +43,8 @@ func SourceOf(claim *v1.PersistentVolumeClaim) (source *DataSource, ours bool, e
 	return source, true, nil
 }
 
-// ForPopulator reports whether a volume populator fills the claim. The populator makes a claim
-// of its own for us, and this one is not ours to provision.
+// ForPopulator reports whether a volume populator fills the claim. The populator creates its own
+// claim for us; this one is not ours to provision.
 func ForPopulator(claim *v1.PersistentVolumeClaim) bool {
 	_, ours, _ := SourceOf(claim)
 	return !ours
@@ -54,21 +52,19 @@ func ForPopulator(claim *v1.PersistentVolumeClaim) bool {
 
 // Origin is a data source that was found.
 type Origin struct {
-	// What names it in messages.
+	// What describes it in messages.
 	What string
-	// Node is where it is, and where alone the claim's volume can be.
+	// Node has the source, so only it can have the claim's volume.
 	Node   string
 	Source *lvmdv1.VolumeSource
-	// Claim is the source's claim, which is to be protected meanwhile; nil for
-	// a snapshot.
+	// Claim is the source's claim, which must be protected in the meantime; nil for a snapshot.
 	Claim *v1.PersistentVolumeClaim
 }
 
 // SnapshotHandle returns a snapshot's CSI id.
 func SnapshotHandle(node, id string) string { return node + "/" + id }
 
-// ParseSnapshotHandle reads a snapshot's CSI id, or returns false for what never
-// was one.
+// ParseSnapshotHandle parses a snapshot's CSI id. It returns false for anything else.
 func ParseSnapshotHandle(handle string) (node, id string, ok bool) {
 	node, id, ok = strings.Cut(handle, "/")
 	return node, id, ok && node != "" && id != "" && !strings.Contains(id, "/")

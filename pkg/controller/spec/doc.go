@@ -1,9 +1,9 @@
-// Package spec reads what a StorageClass and a claim ask for.
+// Package spec interprets StorageClasses and claims.
 //
-// It turns a StorageClass into a Class and a claim of it into a Request: the device class, the
-// size, the file system and its settings, the encryption, the Secret, the data source. What is
-// not allowed is an *InvalidError, which names the field, what it says and what may stand
-// there, in words for the user. Everything here is pure: no I/O, no locks, no time.
+// It turns a StorageClass into a Class and a claim of it into a Request: device class, size, file
+// system and its settings, encryption, Secret, data source. Errors are *InvalidError, which
+// describe the field, its value and the allowed values for users. The package has no I/O, locks or
+// time.
 //
 // Callers: all other packages of the controller.
 package spec

@@ -10,15 +10,15 @@ import (
 	"github.com/carve-csi/carve/pkg/luks"
 )
 
-// Encryption is what a StorageClass says about it.
+// Encryption holds a StorageClass's encryption parameters.
 type Encryption struct {
 	// kind is names.EncryptionEphemeral, names.EncryptionLUKS, or empty.
 	kind string
-	// discards go through to the disk.
+	// discards reach the disk.
 	discards bool
 }
 
-// HeaderBytes is what a volume takes besides what its user gets.
+// HeaderBytes returns the space that a volume takes besides its usable size.
 func (e Encryption) HeaderBytes() int64 {
 	if e.kind == names.EncryptionLUKS {
 		return luks.HeaderBytes
@@ -26,8 +26,6 @@ func (e Encryption) HeaderBytes() int64 {
 	return 0
 }
 
-// parseEncryption reads the StorageClass parameters about encryption; errors are
-// *InvalidError.
 func parseEncryption(class *storagev1.StorageClass) (Encryption, error) {
 	var out Encryption
 	switch kind := class.Parameters[names.ParamEncryption]; kind {
@@ -50,9 +48,8 @@ func parseEncryption(class *storagev1.StorageClass) (Encryption, error) {
 	return out, nil
 }
 
-// suitsMount refuses a class whose file systems send discards that its encryption
-// keeps back: the kernel would mount them and say nothing, and the space that
-// the option is there for would never come back. Errors are *InvalidError.
+// suitsMount rejects a class whose mount options enable discards that its encryption blocks: the
+// kernel would mount the file systems silently, and the space would never come back.
 func (e Encryption) suitsMount(class *storagev1.StorageClass) error {
 	option := filesystem.DiscardOption(class.MountOptions)
 	if e.kind == "" || e.discards || option == "" {
@@ -63,7 +60,7 @@ func (e Encryption) suitsMount(class *storagev1.StorageClass) error {
 		Allowed: fmt.Sprintf("it together with %s: \"true\", or nodiscard, or neither", names.ParamEncryptionDiscards)}
 }
 
-// suits refuses what an encrypted volume cannot be made of.
+// suits rejects data sources, from which an encrypted volume cannot be created.
 func (e Encryption) suits(source *DataSource) error {
 	if e.kind == "" || source == nil {
 		return nil

@@ -13,19 +13,16 @@ import (
 	"github.com/carve-csi/carve/pkg/filesystem"
 )
 
-// FileSystem is what a StorageClass says of the file system of its volumes.
+// FileSystem holds a StorageClass's file system parameters.
 type FileSystem struct {
 	filesystem.Use
 	settings filesystem.Settings
 }
 
-// isFileSystemParameter reports whether parseFileSystem reads a key.
 func isFileSystemParameter(key string) bool {
 	return key == names.ParamFSType || key == names.ParamProfile || strings.HasPrefix(key, names.ParamMkfsPrefix)
 }
 
-// parseFileSystem reads the parameters and the mount options of a StorageClass;
-// errors are *InvalidError.
 func parseFileSystem(class *storagev1.StorageClass) (FileSystem, error) {
 	var out FileSystem
 	refuse := func(key, given, allowed string) (FileSystem, error) {
@@ -52,7 +49,7 @@ func parseFileSystem(class *storagev1.StorageClass) (FileSystem, error) {
 	if out.settings, err = filesystem.ParseSettings(out.Use, settings); err != nil {
 		return FileSystem{}, refusedSetting(class, err)
 	}
-	// Which volumes are on persistent memory is known when there is a node.
+	// Only the node determines which volumes are on persistent memory.
 	_, err = filesystem.MountOptions(out.Use, class.MountOptions)
 	if pmem := out.onPMEM(); err != nil && pmem.Check() == nil {
 		if _, errOnPMEM := filesystem.MountOptions(pmem, class.MountOptions); errOnPMEM == nil {
@@ -65,15 +62,14 @@ func parseFileSystem(class *storagev1.StorageClass) (FileSystem, error) {
 	return out, nil
 }
 
-// onPMEM is the use of the same file system on persistent memory.
 func (f FileSystem) onPMEM() filesystem.Use {
 	use := f.Use
 	use.DAX = true
 	return use
 }
 
-// Suits checks the file system of a StorageClass against the medium of the device class on
-// the selected node. Errors are *InvalidError.
+// Suits checks the file system of a StorageClass against the medium of the device class on the
+// selected node. Errors are *InvalidError.
 func (f FileSystem) Suits(class *storagev1.StorageClass, on *lvmdv1.DeviceClass) error {
 	use := f.Use
 	if on.GetMedium() == "pmem" {
@@ -92,8 +88,6 @@ func (f FileSystem) Suits(class *storagev1.StorageClass, on *lvmdv1.DeviceClass)
 	return nil
 }
 
-// suitsClaim checks whether a claim may have the file system of its class. Errors are
-// *InvalidError.
 func (f FileSystem) suitsClaim(claim *v1.PersistentVolumeClaim) error {
 	if f.Profile == filesystem.Scratch && (claim.Spec.DataSource != nil || claim.Spec.DataSourceRef != nil) {
 		return &InvalidError{Field: "spec.dataSource", Given: fmt.Sprintf("a source, with %s: %s,", names.ParamProfile, f.Profile), Allowed: "none"}
@@ -101,8 +95,8 @@ func (f FileSystem) suitsClaim(claim *v1.PersistentVolumeClaim) error {
 	return nil
 }
 
-// suitsBlock refuses a class that gives the root directory of its volumes an owner or a mode for raw
-// block volumes, whose users would wait for it in vain. Errors are *InvalidError.
+// suitsBlock rejects raw block volumes of a class that sets the owner or mode of the root
+// directory, which they lack.
 func (f FileSystem) suitsBlock(class *storagev1.StorageClass) error {
 	for _, name := range []string{filesystem.SettingRootOwner, filesystem.SettingRootMode} {
 		if value, set := f.settings.Map()[name]; set {

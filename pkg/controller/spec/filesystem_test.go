@@ -12,7 +12,7 @@ import (
 	"github.com/carve-csi/carve/pkg/filesystem"
 )
 
-// eventBytes is what the API server takes of an Event's message.
+// eventBytes is the API server's limit for an Event's message.
 const eventBytes = 1024
 
 func storageClass(parameters map[string]string, mountOptions ...string) *storagev1.StorageClass {

@@ -13,7 +13,6 @@ import (
 	"github.com/carve-csi/carve/pkg/iolimit"
 )
 
-// ioLimit is a parameter that limits I/O.
 type ioLimit struct {
 	key        string
 	least, max uint64
@@ -28,13 +27,11 @@ var ioLimits = []ioLimit{
 	{names.ParamIOWriteIOPS, iolimit.MinIOPS, iolimit.MaxIOPS, "requests per second", func(l *iolimit.Limits) *uint64 { return &l.WriteIOPS }},
 }
 
-// isIOLimit reports whether parseIOLimits reads a key.
 func isIOLimit(key string) bool {
 	return slices.ContainsFunc(ioLimits, func(l ioLimit) bool { return l.key == key })
 }
 
-// parseIOLimits reads the limits among parameters; errors are *InvalidError, with the field that
-// is given for a key.
+// parseIOLimits ignores other parameters. field returns the field of a key in errors.
 func parseIOLimits(params map[string]string, field func(key string) string) (iolimit.Limits, error) {
 	var out iolimit.Limits
 	for _, l := range ioLimits {
@@ -57,7 +54,7 @@ func parseIOLimits(params map[string]string, field func(key string) string) (iol
 	return out, nil
 }
 
-// ParseAttributes reads the parameters of a VolumeAttributesClass: all that can be changed of a
+// ParseAttributes parses the parameters of a VolumeAttributesClass, the only changeable ones of a
 // volume. field names the class in errors, which are *InvalidError.
 func ParseAttributes(field string, params map[string]string) (iolimit.Limits, error) {
 	for _, key := range slices.Sorted(maps.Keys(params)) {
@@ -72,7 +69,7 @@ func ParseAttributes(field string, params map[string]string) (iolimit.Limits, er
 	return parseIOLimits(params, func(key string) string { return fmt.Sprintf("%s: parameters[%s]", field, key) })
 }
 
-// AttributesOf reads the limits of a VolumeAttributesClass of ours; errors are *InvalidError.
+// AttributesOf returns the limits of a VolumeAttributesClass of ours; errors are *InvalidError.
 func AttributesOf(class *storagev1.VolumeAttributesClass) (iolimit.Limits, error) {
 	field := "VolumeAttributesClass " + class.Name
 	if class.DriverName != names.Driver {
@@ -81,7 +78,6 @@ func AttributesOf(class *storagev1.VolumeAttributesClass) (iolimit.Limits, error
 	return ParseAttributes(field, class.Parameters)
 }
 
-// ioLimitParameters describes the parameters.
 func ioLimitParameters() []Parameter {
 	describe := map[string]string{
 		names.ParamIOReadBPS: "Bytes that each Pod may read per second.", names.ParamIOWriteBPS: "Bytes that each Pod may write per second.",

@@ -15,7 +15,7 @@ func TestWhatClassesMaySayOfLimits(t *testing.T) {
 		name    string
 		params  map[string]string
 		want    iolimit.Limits
-		message string // behind the name of the class
+		message string // after the name of the class
 	}{
 		{name: "nothing"},
 		{name: "all", params: map[string]string{names.ParamIOReadBPS: "100Mi", names.ParamIOWriteBPS: "50M", names.ParamIOReadIOPS: "2k", names.ParamIOWriteIOPS: "500"},

@@ -9,16 +9,16 @@ import (
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
 
-// Parameter describes a StorageClass parameter. The reference page
-// docs/reference/storageclass.md is generated from Parameters.
+// Parameter describes a StorageClass parameter. docs/reference/storageclass.md is generated from
+// Parameters.
 type Parameter struct {
 	Key string
-	// Allowed and Meaning are Markdown. Default is empty where there is none.
+	// All but Key are Markdown. Default may be empty.
 	Allowed, Default, Meaning string
 }
 
-// Parameters returns all parameters that a StorageClass may have; every other one is
-// refused. The settings of file systems, names.ParamMkfsPrefix and a name, come last, sorted.
+// Parameters returns all allowed parameters of a StorageClass. The settings of file systems, with
+// the prefix names.ParamMkfsPrefix, come last, sorted.
 func Parameters() []Parameter {
 	policies := make([]string, len(scheduler.Policies))
 	for i, p := range scheduler.Policies {
@@ -65,7 +65,6 @@ func Parameters() []Parameter {
 	return all
 }
 
-// parameterKeys are the keys of Parameters.
 func parameterKeys() []string {
 	var keys []string
 	for _, p := range Parameters() {
@@ -82,5 +81,4 @@ func typeWords() []string {
 	return words
 }
 
-// inCode writes words as Markdown code.
 func inCode(words ...string) string { return "`" + strings.Join(words, "`, `") + "`" }

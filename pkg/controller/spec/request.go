@@ -18,14 +18,12 @@ import (
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
 
-// MaximumRequest bounds a claim's size, in bytes, so that rounding it up cannot overflow.
+// MaximumRequest limits a claim's size, in bytes, so that rounding it up cannot overflow.
 const MaximumRequest = math.MaxInt64 / 2
 
-// InvalidError says what is wrong with a claim or its StorageClass, in words
-// for the user.
+// InvalidError describes a mistake in a claim or its StorageClass, for users.
 type InvalidError struct {
-	// Field is where the mistake is, Given what was found there and Allowed
-	// what may stand there.
+	// Field is the location, Given what was found there and Allowed what may stand there.
 	Field, Given, Allowed string
 }
 
@@ -34,25 +32,24 @@ func (e *InvalidError) Error() string {
 	return fmt.Sprintf("%s: %s is not allowed, allowed: %s", e.Field, e.Given, e.Allowed)
 }
 
-// Class are a StorageClass's parameters, understood.
+// Class holds the parsed parameters of a StorageClass.
 type Class struct {
 	// DeviceClass is empty for each node's default class.
 	DeviceClass string
-	// ephemeral says that only generic ephemeral volumes get volumes.
+	// ephemeral means that only generic ephemeral volumes are provisioned.
 	ephemeral bool
 	// FSType is the type of FileSystem, empty for raw block volumes.
 	FSType string
-	// FileSystem is what volumes carry that are not raw block devices.
+	// FileSystem applies to volumes that are not raw block devices.
 	FileSystem FileSystem
-	// Placement says which of the nodes with enough free space is preferred.
-	Placement scheduler.Policy
-	// Encryption is whether and how volumes are encrypted.
+	// Placement ranks the nodes with enough free space.
+	Placement  scheduler.Policy
 	Encryption Encryption
-	// IOLimits are those that volumes have at first.
+	// IOLimits are the initial limits of volumes.
 	IOLimits iolimit.Limits
 }
 
-// ParseClass reads the parameters of a StorageClass; errors are *InvalidError.
+// ParseClass parses the parameters of a StorageClass; errors are *InvalidError.
 func ParseClass(class *storagev1.StorageClass) (Class, error) {
 	out := Class{Placement: scheduler.Policies[0]}
 	for _, key := range slices.Sorted(maps.Keys(class.Parameters)) {
@@ -115,17 +112,16 @@ func ClassField(class *storagev1.StorageClass, key string) string {
 	return fmt.Sprintf("StorageClass %s: parameters[%s]", class.Name, key)
 }
 
-// Request is what a claim asks for, checked.
+// Request is a checked claim.
 type Request struct {
 	Class
 	Bytes int64
 	Mode  lvmdv1.VolumeMode
-	// Source is what the volume is to be made of, nil for an empty one, and From the same
-	// once it was found.
+	// Source is the data source, nil for an empty volume, and From the same source once it was
+	// found.
 	Source *DataSource
 	From   *Origin
-	// AttributesClass is the name of the VolumeAttributesClass whose limits count in place of
-	// the StorageClass', or empty.
+	// AttributesClass is the VolumeAttributesClass whose limits replace the StorageClass's, or "".
 	AttributesClass string
 }
 
@@ -181,8 +177,6 @@ func ParseClaim(claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass) 
 	return out, out.Encryption.suits(out.Source)
 }
 
-// suitsClaim checks whether a claim may have what is asked for of its class. Errors are
-// *InvalidError.
 func (r Request) suitsClaim(claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass) error {
 	if r.ephemeral && OwnerPod(claim) == nil {
 		given := fmt.Sprintf("%q", names.ClaimsEphemeral)
@@ -198,11 +192,11 @@ func (r Request) suitsClaim(claim *v1.PersistentVolumeClaim, class *storagev1.St
 	return r.FileSystem.suitsClaim(claim)
 }
 
-// Footprint is how many bytes the volume takes of a node's free space: its header comes on top
-// of what the claim asks for.
+// Footprint returns the free space in bytes that the volume takes: the claim's size plus the
+// encryption header.
 func (r Request) Footprint() int64 { return r.Bytes + r.Encryption.HeaderBytes() }
 
-// CreateVolume returns the request as lvmd takes it, for a claim of the cluster with that id.
+// CreateVolume returns lvmd's request for a claim of the cluster with the given id.
 func (r Request) CreateVolume(claim *v1.PersistentVolumeClaim, clusterID string) *lvmdv1.CreateVolumeRequest {
 	var source *lvmdv1.VolumeSource
 	if r.From != nil {

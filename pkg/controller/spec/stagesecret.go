@@ -11,14 +11,12 @@ import (
 	"github.com/carve-csi/carve/pkg/stagesecret"
 )
 
-// isStageSecret reports whether checkStageSecret reads a key.
 func isStageSecret(key string) bool {
 	return key == names.ParamStageSecretName || key == names.ParamStageSecretNamespace
 }
 
-// checkStageSecret holds a class' parameters about the Secret against what it
-// says about encryption; errors are *InvalidError. A Secret that nothing reads
-// would be sent to the node all the same.
+// checkStageSecret checks a class's Secret parameters against its encryption. Kubernetes would send
+// even an unused Secret to the node.
 func (e Encryption) checkStageSecret(class *storagev1.StorageClass) error {
 	for _, key := range []string{names.ParamStageSecretName, names.ParamStageSecretNamespace} {
 		given := class.Parameters[key]
@@ -38,8 +36,8 @@ var exampleOf = map[string]string{
 	names.ParamStageSecretName: "${pvc.name}-key", names.ParamStageSecretNamespace: "${pvc.namespace}",
 }
 
-// StageSecret is the Secret with the key for a claim's volume, nil when its
-// class names none; errors are *InvalidError.
+// StageSecret returns the Secret with the key for a claim's volume, nil if its class names none;
+// errors are *InvalidError.
 func StageSecret(class *storagev1.StorageClass, claim *v1.PersistentVolumeClaim) (*v1.SecretReference, error) {
 	ref, err := stagesecret.Of(class.Parameters, claim, VolumeName(claim))
 	var refused *stagesecret.Error
