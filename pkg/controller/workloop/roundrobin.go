@@ -2,12 +2,12 @@ package workloop
 
 import "k8s.io/client-go/util/workqueue"
 
-// roundRobin is a queue in which tenants take turns, and the keys of one come in the order
-// in which they were added. The work queue that has it guards it.
+// roundRobin is a queue in which tenants take turns. The keys of one tenant stay in order. The work
+// queue that contains it guards it.
 type roundRobin[K comparable] struct {
 	tenant func(K) string
-	// waiting has the keys that wait, by tenant, and round the tenants that have any, the
-	// next one first.
+	// waiting holds the waiting keys by tenant. round holds the tenants that have any, the next one
+	// first.
 	waiting map[string][]K
 	round   []string
 	count   int
@@ -20,13 +20,11 @@ func newRoundRobin[K comparable](tenant func(K) string) workqueue.Queue[K] {
 	return &roundRobin[K]{tenant: tenant, waiting: map[string][]K{}}
 }
 
-// Touch implements workqueue.Queue: a key that is added again keeps its place.
+// Touch does nothing: a key that is added again keeps its place.
 func (q *roundRobin[K]) Touch(K) {}
 
-// Len implements workqueue.Queue.
 func (q *roundRobin[K]) Len() int { return q.count }
 
-// Push implements workqueue.Queue.
 func (q *roundRobin[K]) Push(key K) {
 	tenant := q.tenant(key)
 	if len(q.waiting[tenant]) == 0 {
@@ -36,7 +34,6 @@ func (q *roundRobin[K]) Push(key K) {
 	q.count++
 }
 
-// Pop implements workqueue.Queue.
 func (q *roundRobin[K]) Pop() K {
 	tenant := q.round[0]
 	q.round = q.round[1:]

@@ -1,8 +1,8 @@
 // Package workloop works on the keys of a queue, several at a time.
 //
-// Tenants take turns: however many keys one tenant has in the queue, a key of another one
-// waits for one key of each. A key that waits for something outside, such as a node,
-// takes no place of those that could go on.
+// Tenants take turns: however many keys one tenant has in the queue, a key of another waits for at
+// most one key of each. A key that waits for something outside, such as a node, does not block
+// others.
 //
 // Callers: pkg/controller.
 package workloop
@@ -15,25 +15,25 @@ import (
 	"k8s.io/client-go/util/workqueue"
 )
 
-// Options say how a Loop works. Name, Work, Parallel, RetryMin and RetryMax are required.
+// Options configure a Loop. Name, Work, Parallel, RetryMin and RetryMax are required.
 type Options[K comparable] struct {
-	// Name is that of the queue in metrics.
+	// Name is the queue's name in metrics.
 	Name string
-	// Work does what a key needs. It is called for one key once at a time. The key is worked
-	// on again after an error, later each time, and once again has passed if that is positive.
+	// Work works on a key, never concurrently on the same one. The loop retries the key after an
+	// error, with growing pauses, and calls Work again after again if that is positive.
 	Work func(ctx context.Context, key K) (again time.Duration, err error)
-	// Failed, if it is set, is called with each error of Work before the context ends.
+	// Failed, if set, is called with each error of Work before the context ends.
 	Failed func(ctx context.Context, key K, err error)
-	// Tenant returns to whom a key belongs. Without it, all keys are of one tenant. It is
-	// called with the queue's lock held, and must not call the Loop.
+	// Tenant returns the owner of a key; nil means one owner. It is called with the queue's lock
+	// held, and must not call the Loop.
 	Tenant func(key K) string
-	// Parallel is how many keys are worked on at a time. Those in Outside do not count.
+	// Parallel limits the keys worked on at a time, without those in Outside.
 	Parallel int
-	// RetryMin and RetryMax bound the pauses after errors.
+	// RetryMin and RetryMax limit the pauses after errors.
 	RetryMin, RetryMax time.Duration
 }
 
-// Loop is a queue and its workers. Its methods are safe for concurrent use.
+// Loop is a queue and its workers. Its methods may be called concurrently.
 type Loop[K comparable] struct {
 	o     Options[K]
 	queue workqueue.TypedRateLimitingInterface[K]
@@ -41,7 +41,7 @@ type Loop[K comparable] struct {
 	places chan struct{}
 }
 
-// New returns a Loop that takes keys, and works on them once Run is called.
+// New returns a Loop that accepts keys, and works on them once Run is called.
 func New[K comparable](o Options[K]) *Loop[K] {
 	fair := workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[K]{Name: o.Name, Queue: newRoundRobin(o.Tenant)})
 	delaying := workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[K]{Name: o.Name, Queue: fair})
@@ -53,25 +53,24 @@ func New[K comparable](o Options[K]) *Loop[K] {
 	}
 }
 
-// Add has a key worked on. One that is in the queue already is worked on once; one that is
-// being worked on is worked on again.
+// Add queues a key. A key that is already queued is worked on once; one that is being worked on is
+// worked on again.
 func (l *Loop[K]) Add(key K) { l.queue.Add(key) }
 
-// AddAfter is Add in a while. However often it is called meanwhile, the key is added once, at the earliest
-// time that was asked for.
+// AddAfter is Add after a pause. Several calls add the key once, at the earliest time.
 func (l *Loop[K]) AddAfter(key K, after time.Duration) { l.queue.AddAfter(key, after) }
 
-// Failures is how often in a row Work failed for a key.
+// Failures returns the number of consecutive failures of Work for a key.
 func (l *Loop[K]) Failures(key K) int { return l.queue.NumRequeues(key) }
 
-// Run works until ctx is done and all calls of Work have returned. It is called once.
+// Run works until ctx is done and all calls of Work have returned. Call it once.
 func (l *Loop[K]) Run(ctx context.Context) {
 	var workers sync.WaitGroup
 	defer workers.Wait()
 	defer context.AfterFunc(ctx, l.queue.ShutDown)()
 	for {
-		// The key comes first: a place that is held until there is a key is none for one that
-		// was in Outside.
+		// Get the key before a place: a place reserved for a future key would be lost to one that
+		// returns from Outside.
 		key, shutdown := l.queue.Get()
 		if shutdown {
 			return
@@ -87,7 +86,7 @@ func (l *Loop[K]) Run(ctx context.Context) {
 
 func (l *Loop[K]) work(ctx context.Context, key K) {
 	if ctx.Err() != nil {
-		return // The queue hands out what is left in it: a leader has its lease until that is done.
+		return // drop the rest of the queue: a leader keeps its lease until this ends
 	}
 	again, err := l.o.Work(ctx, key)
 	switch {
@@ -105,11 +104,11 @@ func (l *Loop[K]) work(ctx context.Context, key K) {
 	}
 }
 
-// Outside calls wait, which waits for something outside, and lets another key be worked on
-// meanwhile. Only Work calls it, in the goroutine that it was called in.
+// Outside calls wait, which waits for something outside, and lets another key be worked on in the
+// meantime. Only Work may call it, in its own goroutine.
 func (l *Loop[K]) Outside(wait func()) {
 	<-l.places
-	// Each holder of a place gives it back without waiting for Outside.
+	// This cannot deadlock: each holder of a place releases it without waiting for Outside.
 	defer func() { l.places <- struct{}{} }()
 	wait()
 }

@@ -14,7 +14,6 @@ import (
 	"pgregory.net/rapid"
 )
 
-// tenantOf is the part of a key before the slash.
 func tenantOf(key string) string {
 	tenant, _, _ := strings.Cut(key, "/")
 	return tenant
@@ -68,7 +67,6 @@ func TestTenantsTakeTurns(t *testing.T) {
 	})
 }
 
-// loop runs a Loop until stop is called.
 func loop(t *testing.T, o Options[string]) (l *Loop[string], stop func()) {
 	t.Helper()
 	o.RetryMin, o.RetryMax = time.Second, 4*time.Second
