@@ -38,19 +38,19 @@ var (
 	ErrStorageClass = errors.New("--storage-class must name a StorageClass of Carve")
 )
 
-// bindTimeout is how long the claim may take to be bound to its new PersistentVolume.
+// bindTimeout is how long the claim may take to bind to its new PersistentVolume.
 const bindTimeout = 30 * time.Second
 
-// Adoption is what adopt would do, or did.
+// Adoption is a planned or executed adoption.
 type Adoption struct {
 	Claim            string          `json:"claim"`
 	PersistentVolume string          `json:"persistentVolume"`
 	Source           adoption.Source `json:"source"`
 	Node             string          `json:"node"`
-	// StorageClass is the one of Carve by which the device class was found.
+	// StorageClass is the one of Carve that names the device class.
 	StorageClass string `json:"storageClass,omitempty"`
 	DeviceClass  string `json:"deviceClass,omitempty"`
-	// ID is the volume's; empty before it is adopted.
+	// ID is the volume's id, empty before its adoption.
 	ID     string `json:"id,omitempty"`
 	FSType string `json:"fsType,omitempty"`
 	Bytes  int64  `json:"bytes"`
@@ -123,8 +123,8 @@ func (p *plugin) printAdoption(w io.Writer, a *Adoption) error {
 	return p.print(w, a, rows)
 }
 
-// adopter carries out the steps for one claim. Each step looks at what there is, so that what
-// was interrupted is continued.
+// adopter carries out the steps for one claim. Each step checks the current state, so that an
+// interrupted adoption can be continued.
 type adopter struct {
 	*plugin
 	client kubernetes.Interface
@@ -132,17 +132,17 @@ type adopter struct {
 	class  string
 
 	claim *corev1.PersistentVolumeClaim
-	// pv is the claim's; nil while it is away, between the two.
+	// pv is the claim's current PersistentVolume, nil between the removal of one and the creation
+	// of the other.
 	pv *corev1.PersistentVolume
-	// original is the PersistentVolume of the other driver, and started whether it was saved
-	// in the claim.
+	// original is the other driver's PersistentVolume; started means that it was saved in the
+	// claim.
 	original *corev1.PersistentVolume
 	started  bool
 	source   adoption.Source
 	snapshot *snapshot
 }
 
-// read reads the claim and where it stands.
 func (a *adopter) read(ctx context.Context, name string) (err error) {
 	if a.claim, err = a.client.CoreV1().PersistentVolumeClaims(a.namespace).Get(ctx, name, metav1.GetOptions{}); err != nil {
 		return err
@@ -181,7 +181,6 @@ func isOurs(pv *corev1.PersistentVolume) bool {
 	return pv.Spec.CSI != nil && pv.Spec.CSI.Driver == names.Driver
 }
 
-// plan says what would be done, and asks the node whether it can be.
 func (a *adopter) plan(ctx context.Context) (*Adoption, error) {
 	result, err := a.prepare(ctx)
 	if err != nil || a.started {
@@ -195,7 +194,6 @@ func (a *adopter) plan(ctx context.Context) (*Adoption, error) {
 	return result, nil
 }
 
-// adopt carries out the adoption.
 func (a *adopter) adopt(ctx context.Context) (*Adoption, error) {
 	result, err := a.plan(ctx)
 	if err != nil {
@@ -207,7 +205,7 @@ func (a *adopter) adopt(ctx context.Context) (*Adoption, error) {
 		}
 	}
 	if a.pv != nil && !isOurs(a.pv) && a.pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain {
-		// Whatever becomes of the object, its driver must not delete the volume.
+		// The driver must not delete the volume, whatever happens to the object.
 		if err := a.setReclaimPolicy(ctx, corev1.PersistentVolumeReclaimRetain); err != nil {
 			return nil, err
 		}
@@ -229,8 +227,8 @@ func (a *adopter) adopt(ctx context.Context) (*Adoption, error) {
 	return result, nil
 }
 
-// checkID refuses an id that another volume has: a node that answers with one would be asked for that
-// one's snapshots, clones and growth.
+// checkID rejects an id that another volume has: otherwise the controller would send that volume's
+// snapshots, clones and expansions to this node.
 func (a *adopter) checkID(ctx context.Context, node, id string) error {
 	holder := "is none"
 	if id != "" {
@@ -249,7 +247,7 @@ func (a *adopter) checkID(ctx context.Context, node, id string) error {
 	return fmt.Errorf("node %s answered with volume id %q, which %s: %w on node %s, then --revert", node, id, holder, ErrIDTaken, node)
 }
 
-// confirm ends an adoption: the volume is deleted with its claim, if the original was.
+// confirm ends an adoption and restores the original reclaim policy.
 func (a *adopter) confirm(ctx context.Context) (*Adoption, error) {
 	if !a.started || a.pv == nil || !isOurs(a.pv) {
 		return nil, ErrNotAdopting
@@ -270,7 +268,7 @@ func (a *adopter) confirm(ctx context.Context) (*Adoption, error) {
 	return result, a.handOver(ctx)
 }
 
-// confirmAgain hands over a claim whose adoption was confirmed by a version that did not.
+// confirmAgain hands over a claim whose adoption was confirmed by a version without handOver.
 func (a *adopter) confirmAgain(ctx context.Context) (*Adoption, error) {
 	if len(adoption.Provisioner(a.claim.Annotations)) == 0 {
 		return nil, ErrAlreadyOurs
@@ -282,8 +280,8 @@ func (a *adopter) confirmAgain(ctx context.Context) (*Adoption, error) {
 	return result, a.handOver(ctx)
 }
 
-// handOver ends the adoption, and the former driver's part in the claim, in one write: after a crash either there
-// is a way back to that driver, or the claim is Carve's.
+// handOver ends the adoption and the former driver's role for the claim in one write: after a
+// crash, either the adoption can still be reverted, or the claim is Carve's.
 func (a *adopter) handOver(ctx context.Context) error {
 	return a.patchClaim(ctx, func() map[string]any {
 		annotations := adoption.Provisioner(a.claim.Annotations)
@@ -292,7 +290,7 @@ func (a *adopter) handOver(ctx context.Context) error {
 	})
 }
 
-// revert gives the claim its former PersistentVolume, and the logical volume its former name.
+// revert restores the claim's former PersistentVolume and the logical volume's former name.
 func (a *adopter) revert(ctx context.Context) (*Adoption, error) {
 	if !a.started {
 		return nil, ErrNotAdopting
@@ -324,7 +322,7 @@ func (a *adopter) revert(ctx context.Context) (*Adoption, error) {
 	return result, a.refresh(ctx)
 }
 
-// refresh reads the claim again, which Kubernetes changed when it bound it, and ends the adoption.
+// refresh rereads the claim, which Kubernetes changed when it bound it, and ends the adoption.
 func (a *adopter) refresh(ctx context.Context) (err error) {
 	a.claim, err = a.client.CoreV1().PersistentVolumeClaims(a.claim.Namespace).Get(ctx, a.claim.Name, metav1.GetOptions{})
 	if err != nil {
@@ -335,7 +333,7 @@ func (a *adopter) refresh(ctx context.Context) (err error) {
 	})
 }
 
-// prepare describes the adoption, of a claim that no Pod uses.
+// prepare describes the adoption of a claim, which no Pod may use.
 func (a *adopter) prepare(ctx context.Context) (*Adoption, error) {
 	result, err := a.describe()
 	if err != nil {
@@ -349,7 +347,6 @@ func (a *adopter) prepare(ctx context.Context) (*Adoption, error) {
 	return result, a.checkUnused(ctx)
 }
 
-// describe says what would be adopted, by the original PersistentVolume, and finds its node.
 func (a *adopter) describe() (*Adoption, error) {
 	result := &Adoption{
 		Claim: a.claim.Namespace + "/" + a.claim.Name, PersistentVolume: a.original.Name, Source: a.source, State: "planned",
@@ -368,7 +365,7 @@ func (a *adopter) describe() (*Adoption, error) {
 	return result, nil
 }
 
-// chooseClass returns the StorageClass of Carve that was named, or the only one.
+// chooseClass returns the named StorageClass of Carve, or the only one.
 func (s *snapshot) chooseClass(name string) (storagev1.StorageClass, error) {
 	class, ok := s.classes[name]
 	if !ok && name == "" && len(s.classes) == 1 {
@@ -382,13 +379,12 @@ func (s *snapshot) chooseClass(name string) (storagev1.StorageClass, error) {
 	return class, nil
 }
 
-// note takes over what the node says of the volume.
 func (r *Adoption) note(vol *lvmdv1.Volume) {
 	r.ID, r.FSType, r.Bytes, r.DeviceClass = vol.GetId(), vol.GetFsType(), vol.GetSizeBytes(), vol.GetDeviceClass()
 	r.Source.VolumeGroup = vol.GetVgName()
 }
 
-// checkUnused refuses a claim that a Pod uses. The node refuses what is mounted.
+// checkUnused rejects a claim that a Pod uses. The node itself rejects mounted volumes.
 func (a *adopter) checkUnused(ctx context.Context) error {
 	pods, err := a.client.CoreV1().Pods(a.claim.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -412,7 +408,7 @@ func (a *adopter) checkUnused(ctx context.Context) error {
 	return nil
 }
 
-// save keeps the PersistentVolume as it is in the claim: with it, everything can be taken back.
+// save stores the PersistentVolume in the claim, so that the adoption can be reverted.
 func (a *adopter) save(ctx context.Context) error {
 	text, err := adoption.Save(a.pv)
 	if err != nil {
@@ -423,8 +419,8 @@ func (a *adopter) save(ctx context.Context) error {
 	})
 }
 
-// patchClaim changes the claim's metadata. Kubernetes changes a claim that it has just bound:
-// then the claim is read again, and metadata is called again.
+// patchClaim changes the claim's metadata. Kubernetes changes a claim that it has just bound: after
+// a conflict, patchClaim rereads the claim and calls metadata again.
 func (a *adopter) patchClaim(ctx context.Context, metadata func() map[string]any) error {
 	claims := a.client.CoreV1().PersistentVolumeClaims(a.claim.Namespace)
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
@@ -446,8 +442,8 @@ func (a *adopter) patchClaim(ctx context.Context, metadata func() map[string]any
 	})
 }
 
-// setReclaimPolicy changes the claim's PersistentVolume; finalizers are added to it. Kubernetes writes the status of a
-// PersistentVolume that it has just bound: then it is read again.
+// setReclaimPolicy changes the claim's PersistentVolume and adds finalizers. Kubernetes writes the
+// status of one that it has just bound: after a conflict, setReclaimPolicy rereads it.
 func (a *adopter) setReclaimPolicy(ctx context.Context, policy corev1.PersistentVolumeReclaimPolicy, finalizers ...string) error {
 	volumes := a.client.CoreV1().PersistentVolumes()
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
@@ -472,7 +468,6 @@ func (a *adopter) setReclaimPolicy(ctx context.Context, policy corev1.Persistent
 	})
 }
 
-// replace puts another PersistentVolume in the place of the claim's, and waits until it is bound.
 func (a *adopter) replace(ctx context.Context, by *corev1.PersistentVolume) error {
 	volumes := a.client.CoreV1().PersistentVolumes()
 	if a.pv != nil {
@@ -493,8 +488,8 @@ func (a *adopter) replace(ctx context.Context, by *corev1.PersistentVolume) erro
 	return nil
 }
 
-// remove deletes the claim's PersistentVolume, with the finalizers that wait for the claim or
-// for a driver. Its policy is Retain: no driver deletes the volume.
+// remove deletes the claim's PersistentVolume and its finalizers, which wait for the claim or for a
+// driver. Its policy is Retain, so no driver deletes the volume.
 func (a *adopter) remove(ctx context.Context) error {
 	volumes := a.client.CoreV1().PersistentVolumes()
 	err := volumes.Delete(ctx, a.pv.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &a.pv.UID}})
@@ -525,10 +520,10 @@ func patched(what string, patch any, send func([]byte) error) error {
 // provisionerFinalizer keeps a PersistentVolume until its volume is deleted.
 const provisionerFinalizer = "external-provisioner.volume.kubernetes.io/finalizer"
 
-// volumeName is the adopted volume's in lvmd: what the controller would have named it.
+// volumeName returns the name that the controller would have given the volume.
 func (a *adopter) volumeName() string { return "pvc-" + string(a.claim.UID) }
 
-// lvmdAdopt has the node adopt the logical volume, or find that it did.
+// lvmdAdopt makes the node adopt the logical volume; it succeeds if the node already has.
 func (a *adopter) lvmdAdopt(ctx context.Context, plan *Adoption, flags ...string) (*lvmdv1.Volume, error) {
 	system, err := a.client.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
 	if err != nil {
@@ -552,7 +547,6 @@ func (a *adopter) lvmdAdopt(ctx context.Context, plan *Adoption, flags ...string
 	return vol, nil
 }
 
-// adopted returns the volume that the node has adopted, or nil.
 func (a *adopter) adopted(ctx context.Context, plan *Adoption) (*lvmdv1.Volume, error) {
 	output, err := a.lvmd(ctx, plan.Node, "volumes", "--json")
 	if err != nil {
@@ -570,7 +564,6 @@ func (a *adopter) adopted(ctx context.Context, plan *Adoption) (*lvmdv1.Volume, 
 	return nil, nil
 }
 
-// lvmd runs carve-lvmd on a node.
 func (a *adopter) lvmd(ctx context.Context, node string, argv ...string) (string, error) {
 	agent := a.snapshot.agents[node]
 	return a.run(ctx, agent.Name, "lvmd", append([]string{"carve-lvmd"}, argv...)...)

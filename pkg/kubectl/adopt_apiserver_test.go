@@ -23,9 +23,9 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// aClaimStaysBoundOverAnAdoption adopts a volume on a real API server, with the real controller
-// of PersistentVolumes, reverts that, does it again and confirms it, with the rights of
-// deploy/kubectl/rbac.yaml and no others.
+// aClaimStaysBoundOverAnAdoption adopts a volume, reverts that, adopts it again and confirms, with
+// a real API server and the real PV controller, and with only the rights of
+// deploy/kubectl/rbac.yaml.
 func aClaimStaysBoundOverAnAdoption(t *testing.T, config *rest.Config, admin kubernetes.Interface) {
 	ctx := t.Context()
 	_, err := admin.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
@@ -72,7 +72,7 @@ func aClaimStaysBoundOverAnAdoption(t *testing.T, config *rest.Config, admin kub
 	}
 	step := func(want string, args ...string) {
 		t.Helper()
-		markReady(t, admin) // There is no kubelet: Kubernetes takes the node for lost after a while.
+		markReady(t, admin) // without a kubelet, Kubernetes considers the node lost after a while
 		if output, err := call("viewer", args...); err != nil || !strings.Contains(output, want) {
 			t.Fatalf("%q: want %q, got %v\n%s", args, want, err, output)
 		}
@@ -92,8 +92,6 @@ func aClaimStaysBoundOverAnAdoption(t *testing.T, config *rest.Config, admin kub
 	wantProvisioner(t, claimNow(), names.Driver)
 }
 
-// bindToTopoLVM makes a claim and a volume as TopoLVM's provisioner leaves them, which the
-// controller of PersistentVolumes binds.
 func bindToTopoLVM(t *testing.T, admin kubernetes.Interface) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume) {
 	t.Helper()
 	ctx := t.Context()

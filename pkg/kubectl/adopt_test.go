@@ -29,11 +29,10 @@ import (
 const (
 	topolvmLV = "0f2bdf1e-7c79-4c0a-a7a5-3d1f1f9a6f0e"
 	claimUID  = "7c0ffee0-0000-4000-8000-000000000001"
-	// claimName is what a claim of the Pod db is called, too, for its ephemeral volume data.
+	// claimName is also the name that the ephemeral volume data of a Pod db would have.
 	claimName = "db-data"
 )
 
-// topolvmVolume is a PersistentVolume and its claim as TopoLVM's provisioner makes them.
 func topolvmVolume() (*corev1.PersistentVolume, *corev1.PersistentVolumeClaim) {
 	size := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
 	class := "topolvm-provisioner"
@@ -65,7 +64,6 @@ func topolvmVolume() (*corev1.PersistentVolume, *corev1.PersistentVolumeClaim) {
 	return pv, claim
 }
 
-// adopting is a cluster with a claim of TopoLVM, and its node.
 type adopting struct {
 	t      *testing.T
 	client *fake.Clientset
@@ -166,7 +164,7 @@ func TestAVolumeIsAdoptedAndConfirmed(t *testing.T) {
 	if e := pv.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions; len(e) != 1 || e[0].Key != names.TopologyNode || e[0].Values[0] != "n1" {
 		t.Errorf("node affinity %+v", e)
 	}
-	a.must("state: adopted", "--yes") // It may be repeated.
+	a.must("state: adopted", "--yes") // repeating it is harmless
 	wantProvisioner(t, a.claim(), "topolvm.io")
 	a.must("state: confirmed", "--confirm")
 	wantProvisioner(t, a.claim(), names.Driver)
@@ -187,7 +185,8 @@ func TestAVolumeIsAdoptedAndConfirmed(t *testing.T) {
 	}
 }
 
-// wantProvisioner checks which driver the claim's annotations name. The controller may write no claim of another's.
+// wantProvisioner checks which driver the claim's annotations name: the controller may not write a
+// claim of another.
 func wantProvisioner(t *testing.T, claim *corev1.PersistentVolumeClaim, want string) {
 	t.Helper()
 	for _, key := range []string{volume.AnnStorageProvisioner, volume.AnnBetaStorageProvisioner} {
@@ -197,7 +196,6 @@ func wantProvisioner(t *testing.T, claim *corev1.PersistentVolumeClaim, want str
 	}
 }
 
-// TestInterruptedConfirmationIsContinued fails each write of a confirmation once.
 func TestInterruptedConfirmationIsContinued(t *testing.T) {
 	for at := 1; ; at++ {
 		a := newAdopting(t, nil)
@@ -222,7 +220,7 @@ func TestInterruptedConfirmationIsContinued(t *testing.T) {
 	}
 }
 
-// An earlier version left the annotations of a claim as they were when it confirmed the adoption.
+// An earlier version confirmed an adoption without changing the claim's annotations.
 func TestConfirmCorrectsClaimOfConfirmedAdoption(t *testing.T) {
 	for name, remove := range map[string]string{"both annotations": "", "the former one only": volume.AnnStorageProvisioner} {
 		t.Run(name, func(t *testing.T) {
@@ -250,7 +248,7 @@ func TestConfirmCorrectsClaimOfConfirmedAdoption(t *testing.T) {
 	}
 }
 
-// Kubernetes writes a claim while it binds it, and with that anybody may keep it by a finalizer.
+// Kubernetes writes a claim while it binds it, and others may add a finalizer.
 func TestAClaimThatChangesMeanwhileIsReadAgain(t *testing.T) {
 	a := newAdopting(t, nil)
 	const finalizer = "example.com/kept"
@@ -260,7 +258,7 @@ func TestAClaimThatChangesMeanwhileIsReadAgain(t *testing.T) {
 			return false, nil, nil
 		}
 		claims := corev1.SchemeGroupVersion.WithResource("persistentvolumeclaims")
-		// Not by the client: it waits for its reactors.
+		// The client would wait for its own reactors.
 		now, ok := must.Get(a.client.Tracker().Get(claims, "team", claimName))(t).(*corev1.PersistentVolumeClaim)
 		if !ok {
 			t.Error("the claim is something else")
@@ -291,7 +289,7 @@ func TestAnAdoptionIsReverted(t *testing.T) {
 	must.Succeed(t, a.client.CoreV1().Pods("team").Delete(t.Context(), user.Name, metav1.DeleteOptions{}))
 	a.must("state: reverted", "--revert")
 	after, claim := a.volume(), a.claim()
-	before.Finalizers, before.Status = []string{provisionerFinalizer}, after.Status // The API server protects it again.
+	before.Finalizers, before.Status = []string{provisionerFinalizer}, after.Status // the API server adds its protection again
 	before.Spec.ClaimRef.ResourceVersion, after.ManagedFields, after.TypeMeta = "", nil, before.TypeMeta
 	if !equal(t, before, after) || !equal(t, claimBefore.ObjectMeta, claim.ObjectMeta) {
 		t.Errorf("want %s, got %s\nclaim %s, was %s", inJSON(t, before), inJSON(t, after), inJSON(t, claim.ObjectMeta), inJSON(t, claimBefore.ObjectMeta))
@@ -301,8 +299,8 @@ func TestAnAdoptionIsReverted(t *testing.T) {
 	}
 }
 
-// TestAnInterruptedAdoptionIsContinuedOrReverted has each write to the API and each call of the
-// node fail once, after which the same command must do the rest, or revert take all back.
+// Each write to the API and each call of the node fails once. Repeating the command must then
+// finish the adoption, and revert must undo it.
 func TestAnInterruptedAdoptionIsContinuedOrReverted(t *testing.T) {
 	for _, then := range []string{"--yes", "--revert"} {
 		for at := 1; ; at++ {
@@ -324,7 +322,7 @@ func TestAnInterruptedAdoptionIsContinuedOrReverted(t *testing.T) {
 				break
 			}
 			switch _, err := a.call(then); {
-			case then == "--revert" && errors.Is(err, ErrNotAdopting) && at == 1: // Nothing was done yet.
+			case then == "--revert" && errors.Is(err, ErrNotAdopting) && at == 1: // nothing was done yet
 			case err != nil:
 				t.Fatalf("write %d failed, then %s: %v", at, then, err)
 			}
@@ -348,8 +346,8 @@ func TestAnInterruptedAdoptionIsContinuedOrReverted(t *testing.T) {
 	a.must("state: adopted", "--yes")
 }
 
-// A revert that ended between the node and the API has the PersistentVolume name a volume that is
-// no more.
+// After a revert that was interrupted between the node and the API, the PersistentVolume names a
+// volume that no longer exists.
 func TestAnAdoptionThatWasRevertedOnTheNodeOnlyIsMadeAgain(t *testing.T) {
 	a := newAdopting(t, nil)
 	a.must("state: adopted", "--yes")
@@ -379,7 +377,6 @@ func TestNothingIsAdoptedWithoutTheAgentOfTheNode(t *testing.T) {
 	}
 }
 
-// userOf is a Pod that uses a claim.
 func userOf(claim string) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "db"},
@@ -447,7 +444,6 @@ func TestTheClassThatIsNamedSaysTheDeviceClass(t *testing.T) {
 	}
 }
 
-// home is the requirement on a volume's node.
 func home(pv *corev1.PersistentVolume) []corev1.NodeSelectorRequirement {
 	return pv.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions
 }

@@ -9,24 +9,22 @@ import (
 	"strings"
 )
 
-// adoptingNode stands for carve-lvmd on a node that has one logical volume of another driver.
+// adoptingNode fakes carve-lvmd on a node that has one logical volume of another driver.
 type adoptingNode struct {
 	lv string
-	// id is the volume's while it is adopted, name its name, and from its former one until
-	// that is confirmed.
+	// id, name and from are the adopted volume's id, name and, until the confirmation, former name.
 	id, name, from string
-	// asked are the subcommands, in order, and given what the last adoption was given; failing is a
+	// asked records the subcommands, and given the arguments of the last adoption. failing is a
 	// subcommand that fails.
 	asked   []string
 	given   []string
 	failing string
-	// as is the id that an adoption gives; empty is cvadopted.
+	// as is the id that an adoption assigns; empty means cvadopted.
 	as string
 }
 
 var errNode = errors.New("the node says no")
 
-// print is the volume as carve-lvmd prints it.
 func (n *adoptingNode) print(id string) string {
 	return fmt.Sprintf(`{"id":%q,"name":%q,"deviceClass":"local","sizeBytes":"1073741824","fsType":"xfs","vgName":"vg","vgUuid":"u-1","adoptedFrom":%q}`+"\n",
 		id, n.name, n.from)

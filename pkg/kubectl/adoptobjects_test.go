@@ -18,9 +18,9 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// strictly has the fake API server do what the real one does, and the fake does not: a write that
-// names another UID or resourceVersion is a conflict, and what is deleted stays until its last
-// finalizer is taken off. Before is called before each write to an object that is there.
+// strictly adds behaviour of the real API server to the fake one: a write with another UID or
+// resourceVersion is a conflict, and a deleted object stays until its last finalizer is removed.
+// before is called before each write to an existing object.
 func (a *adopting) strictly(before func(verb string, resource schema.GroupVersionResource, object metav1.Object) (changed bool)) {
 	tracker := a.client.Tracker()
 	a.client.PrependReactor("*", "*", func(action k8stesting.Action) (bool, runtime.Object, error) {
@@ -92,8 +92,7 @@ func TestTheFormerVolumeGoesWhateverKeepsIt(t *testing.T) {
 	a.must("state: confirmed", "--confirm")
 }
 
-// TestAnotherObjectOfTheSameNameIsLeftAlone has each object in turn be deleted and made again by
-// another just before it would be written to.
+// Another client deletes and recreates each object in turn just before a write to it.
 func TestAnotherObjectOfTheSameNameIsLeftAlone(t *testing.T) {
 	for _, steps := range [][]string{{"--yes"}, {"--yes", "--confirm"}, {"--yes", "--revert"}} {
 		writes := 0
@@ -141,8 +140,8 @@ func TestAnotherObjectOfTheSameNameIsLeftAlone(t *testing.T) {
 	}
 }
 
-// Kubernetes writes a volume that it has just bound. The list of finalizers is written whole: one that was added since
-// it was read would be lost.
+// Kubernetes writes a volume that it has just bound. A merge patch replaces the whole list of
+// finalizers, and would drop one added since the read.
 func TestAVolumeThatChangesMeanwhileIsNotOverwritten(t *testing.T) {
 	a := newAdopting(t, nil)
 	a.must("state: adopted", "--yes")
@@ -163,7 +162,7 @@ func TestAVolumeThatChangesMeanwhileIsNotOverwritten(t *testing.T) {
 	}
 }
 
-// A volume that was kept whatever happened to its claim is so with Carve, too.
+// A volume with the policy Retain keeps it with Carve.
 func TestAVolumeThatIsRetainedStaysSo(t *testing.T) {
 	a := newAdopting(t, func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) {
 		pv.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
@@ -204,7 +203,6 @@ func TestAClaimIsWaitedForUntilItIsBound(t *testing.T) {
 	}
 }
 
-// claimNow is a copy of the claim, and no call of the client.
 func (a *adopting) claimNow() *corev1.PersistentVolumeClaim {
 	a.t.Helper()
 	claim, ok := must.Get(a.client.Tracker().Get(corev1.SchemeGroupVersion.WithResource("persistentvolumeclaims"), "team", claimName))(a.t).(*corev1.PersistentVolumeClaim)

@@ -14,18 +14,16 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 )
 
-// target is what the kernel's device mapper needs for a type of device class, and the module
-// that has it.
+// target is the device-mapper target that a type of device class needs, and its kernel module.
 type target struct{ name, module string }
 
-// targets are those of each type of device class.
 var targets = map[string]target{
 	"linear": {"linear", "dm_mod"}, "striped": {"striped", "dm_mod"}, "thin": {"thin-pool", "dm_thin_pool"},
 	"raid1": {"raid", "dm_raid"}, "raid10": {"raid", "dm_raid"}, "raid5": {"raid", "dm_raid"}, "raid6": {"raid", "dm_raid"},
 }
 
-// askAgents asks each node's agent for its classes, what is wrong with them, and whether the
-// kernel has what they need. An agent that does not answer is a check that failed.
+// askAgents asks each node's agent for its classes and their conditions, and for the targets of its
+// kernel. An agent that does not answer fails its check.
 func (p *plugin) askAgents(ctx context.Context, client kubernetes.Interface, run run) ([]Check, error) {
 	s, err := p.read(ctx, client)
 	if err != nil {
@@ -49,7 +47,7 @@ func askAgent(ctx context.Context, run run, s *snapshot, node, pod string) ([]Ch
 	if err != nil {
 		return nil, err
 	}
-	// A line for each: NAME vVERSION.
+	// dmsetup prints a line for each target: NAME vVERSION.
 	loaded, err := run(ctx, pod, "lvmd", "dmsetup", "targets")
 	if err != nil {
 		return nil, err
@@ -65,13 +63,13 @@ func askAgent(ctx context.Context, run run, s *snapshot, node, pod string) ([]Ch
 	return checks, nil
 }
 
-// classCheck says how a node's device class is, with the targets that its kernel has loaded.
+// classCheck checks a node's device class. loaded lists the targets that its kernel has loaded.
 func (s *snapshot) classCheck(node string, class *lvmdv1.DeviceClass, loaded string) Check {
 	name := "class " + class.GetName() + " of " + node
 	if len(class.GetConditions()) > 0 {
 		return s.conditionsCheck(name, node, class.GetConditions())
 	}
-	// lvmd has the kernel load it when it makes the first volume or the pool.
+	// lvmd makes the kernel load the target when it creates the first volume or the pool.
 	if needs, known := targets[class.GetType()]; known && !slices.ContainsFunc(slices.Collect(strings.Lines(loaded)), func(l string) bool {
 		name, _, _ := strings.Cut(l, " ")
 		return name == needs.name
@@ -86,8 +84,8 @@ func (s *snapshot) classCheck(node string, class *lvmdv1.DeviceClass, loaded str
 	return passed(name)
 }
 
-// conditionsCheck says what a class' conditions are. A volume group that is to be made yet and
-// copies that are synchronised are no faults.
+// conditionsCheck checks a class's conditions. A volume group that is still to be created and
+// copies that are being synchronised are no faults.
 func (s *snapshot) conditionsCheck(name, node string, found []*lvmdv1.Condition) Check {
 	var problems []string
 	next, fault := nextOfCondition, false

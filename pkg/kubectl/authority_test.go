@@ -1,6 +1,6 @@
 package kubectl
 
-// authority is a certificate that is valid during the year 2026.
+// authority is valid during 2026.
 const authority = `-----BEGIN CERTIFICATE-----
 MIIBQDCB56ADAgECAgEBMAoGCCqGSM49BAMCMBAxDjAMBgNVBAMTBWNhcnZlMB4X
 DTI2MDEwMTAwMDAwMFoXDTI3MDEwMTAwMDAwMFowEDEOMAwGA1UEAxMFY2FydmUw

@@ -22,13 +22,13 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// logBytes bounds the log of one container, allLogBytes those of all.
+// logBytes limits the log of one container, allLogBytes the logs in total.
 const (
 	logBytes    = int64(8 << 20)
 	allLogBytes = int64(1 << 30)
 )
 
-// ErrIncomplete is the error of support-bundle when the archive was written, but lacks something.
+// ErrIncomplete means that support-bundle wrote the archive without some parts.
 var ErrIncomplete = errors.New("could not be read: see not-read.txt in the archive")
 
 func (p *plugin) bundleCommand() *cobra.Command {
@@ -66,9 +66,9 @@ func (p *plugin) bundleCommand() *cobra.Command {
 	return command
 }
 
-// bundle writes the archive, and returns how many parts could not be read, which are noted in it:
-// an installation that has a fault is what it is for. What helps most comes first, for there may be
-// too many volumes and logs for the time.
+// bundle writes the archive, and returns the number of unreadable parts, which it lists in the
+// archive: it must work on a broken installation. The most useful parts come first, in case volumes
+// and logs exceed the time.
 func (p *plugin) bundle(ctx context.Context, client kubernetes.Interface, output io.Writer, node string) (unread int, err error) {
 	a := newArchive(output, p.now())
 	a.add("version.txt", []byte("kubectl carve "+p.version+"\n"), nil)
@@ -89,15 +89,14 @@ func (p *plugin) bundle(ctx context.Context, client kubernetes.Interface, output
 	return a.unread, a.close()
 }
 
-// archive is a compressed one that is being written.
 type archive struct {
 	zipped  *gzip.Writer
 	entries *tar.Writer
 	made    time.Time
-	// failed has a line for each part that could not be read, err the first failure to write.
+	// failed has a line for each unreadable part. err is the first failure to write.
 	failed bytes.Buffer
 	unread int
-	logs   int64 // Bytes of them so far.
+	logs   int64 // bytes so far
 	err    error
 }
 
@@ -106,7 +105,7 @@ func newArchive(output io.Writer, now time.Time) *archive {
 	return &archive{zipped: zipped, entries: tar.NewWriter(zipped), made: now.Truncate(time.Second)}
 }
 
-// add adds a file, or notes why it could not be read.
+// add adds a file, or records err.
 func (a *archive) add(name string, content []byte, err error) {
 	if err != nil {
 		a.unread++
@@ -123,7 +122,6 @@ func (a *archive) add(name string, content []byte, err error) {
 	}
 }
 
-// addObject adds an object as YAML, or notes why it could not be read.
 func (a *archive) addObject(name string, value runtime.Object, err error) {
 	var text []byte
 	if err == nil {
@@ -132,7 +130,6 @@ func (a *archive) addObject(name string, value runtime.Object, err error) {
 	a.add(name, text, err)
 }
 
-// addSnapshot adds the nodes, and the volumes with their claims, classes and capacity.
 func (a *archive) addSnapshot(s *snapshot) {
 	for _, node := range s.nodes {
 		a.addObject("nodes/"+node.Name+".yaml", &node, nil)
@@ -151,8 +148,8 @@ func (a *archive) addSnapshot(s *snapshot) {
 	}
 }
 
-// addPods adds Carve's Pods, and the logs of their containers: of agents those of a node, or of all
-// where it is empty. The agents' come last, of which there are many.
+// addPods adds Carve's Pods and their logs, of agents only those on node unless that is empty. The
+// agents come last, because they are many.
 func (a *archive) addPods(ctx context.Context, client kubernetes.Interface, namespace, node string) {
 	pods, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -189,7 +186,6 @@ func (a *archive) addPods(ctx context.Context, client kubernetes.Interface, name
 	}
 }
 
-// addLog adds the log of a container, or of its previous run.
 func (a *archive) addLog(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, container string, previous bool, name string) {
 	if a.logs >= allLogBytes {
 		a.add(name, nil, errors.New("the logs before it take too much; choose a node with --node"))
@@ -203,7 +199,6 @@ func (a *archive) addLog(ctx context.Context, client kubernetes.Interface, pod *
 	a.add(name, text, err)
 }
 
-// close adds what could not be read, and ends the archive.
 func (a *archive) close() error {
 	a.add("not-read.txt", a.failed.Bytes(), nil)
 	for _, closer := range []io.Closer{a.entries, a.zipped} {
@@ -217,7 +212,7 @@ func (a *archive) close() error {
 	return nil
 }
 
-// started reports whether a container has run and so may have a log.
+// started reports whether a container has run, and so may have a log.
 func started(pod *corev1.Pod, container string) bool {
 	waits := slices.ContainsFunc(pod.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {
 		return s.Name == container && s.State.Waiting != nil && s.LastTerminationState.Terminated == nil
@@ -234,8 +229,8 @@ func restarted(pod *corev1.Pod, container string) bool {
 	return false
 }
 
-// clean returns an object as YAML, without what may be secret and helps little: values of
-// environment variables, what kubectl last applied, and who manages which field.
+// clean returns an object as YAML, without useless or possibly secret parts: values of environment
+// variables, kubectl's copy of the object, and managed fields.
 func clean(object runtime.Object) ([]byte, error) {
 	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
 	if err != nil {

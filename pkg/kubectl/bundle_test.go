@@ -18,7 +18,6 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// unpacked returns the names of the files in an archive, in their order, and what is in them.
 func unpacked(t *testing.T, file string) (order []string, held map[string]string) {
 	t.Helper()
 	content, err := os.Open(file)
@@ -46,7 +45,7 @@ func unpacked(t *testing.T, file string) (order []string, held map[string]string
 	return order, held
 }
 
-// TestTheBundleReadsWhatHelpsMostFirst has it read no claim by itself, of which there may be thousands.
+// The bundle must not read claims one by one: thousands may exist.
 func TestTheBundleReadsWhatHelpsMostFirst(t *testing.T) {
 	claim := func(name string) runtime.Object {
 		return &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name}}

@@ -19,15 +19,15 @@ import (
 	"github.com/carve-csi/carve/pkg/stagesecret"
 )
 
-// ErrNoKey is the error of an encrypted volume whose PersistentVolume would not name the Secret with its key: no Pod
-// could start with it, and the name cannot be added later.
+// ErrNoKey means that no Secret is known for an encrypted volume: no Pod could start with it, and
+// the PersistentVolume cannot get the Secret's name later.
 var ErrNoKey = errors.New("no Secret with the volume's key is known")
 
-// Claimed are the objects that give an orphan to a claim.
+// Claimed holds the objects that bind an orphan to a claim.
 type Claimed struct {
 	PersistentVolume *corev1.PersistentVolume      `json:"persistentVolume"`
 	Claim            *corev1.PersistentVolumeClaim `json:"claim"`
-	// Made is whether they were made, and not only shown.
+	// Made reports whether the objects were created, not only shown.
 	Made bool `json:"made"`
 }
 
@@ -88,8 +88,8 @@ func (p *plugin) claimCommand() *cobra.Command {
 	return command
 }
 
-// claimed returns the objects that give an orphan to a claim of a class. The error is ErrNoKey where no Pod could open
-// the volume.
+// claimed returns the objects that bind an orphan to a claim of a class, or ErrNoKey if no Pod
+// could open the volume.
 func claimed(o Orphan, namespace, name string, class *storagev1.StorageClass) (*Claimed, error) {
 	size := corev1.ResourceList{corev1.ResourceStorage: *resource.NewQuantity(o.Bytes, resource.BinarySI)}
 	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
@@ -133,7 +133,7 @@ func claimed(o Orphan, namespace, name string, class *storagev1.StorageClass) (*
 	return result, nil
 }
 
-// make makes the objects: the claim first, so that its name is refused before anything is made.
+// make creates the claim first, so that a taken name fails before anything is created.
 func (c *Claimed) make(ctx context.Context, client kubernetes.Interface) error {
 	if _, err := client.CoreV1().PersistentVolumeClaims(c.Claim.Namespace).Create(ctx, c.Claim, metav1.CreateOptions{}); err != nil {
 		return fmt.Errorf("make the claim: %w", err)

@@ -33,7 +33,7 @@ func TestAnOrphanIsGivenToANewClaim(t *testing.T) {
 	if err := json.Unmarshal([]byte(got), &made); err != nil {
 		t.Fatal(err)
 	}
-	// What is in the cluster counts, not what is printed.
+	// Check the cluster, not the output.
 	pv := must.Get(client.CoreV1().PersistentVolumes().Get(t.Context(), made.PersistentVolume.Name, metav1.GetOptions{}))(t)
 	claim := must.Get(client.CoreV1().PersistentVolumeClaims("team").Get(t.Context(), "db", metav1.GetOptions{}))(t)
 	if !made.Made || pv.Spec.CSI.VolumeHandle != "cvlost" || pv.Spec.ClaimRef.Namespace != "team" || pv.Spec.ClaimRef.Name != "db" ||
@@ -152,7 +152,6 @@ func TestDoctorAsksTheAgents(t *testing.T) {
 	}
 }
 
-// scripted answers programs in every agent.
 func scripted(answers map[string]string) run {
 	return func(_ context.Context, _, _ string, argv ...string) (string, error) {
 		answer, ok := answers[strings.Join(argv, " ")]
@@ -163,8 +162,7 @@ func scripted(answers map[string]string) run {
 	}
 }
 
-// TestAnEncryptedOrphanHasItsKey has an orphan be given to the claim team/db. A PersistentVolume cannot be given the
-// Secret later.
+// The orphan is given to the claim team/db. The PersistentVolume cannot get the Secret later.
 func TestAnEncryptedOrphanHasItsKey(t *testing.T) {
 	secret := func(name string) map[string]string {
 		return map[string]string{names.ParamStageSecretName: name, names.ParamStageSecretNamespace: "${pvc.namespace}"}

@@ -19,30 +19,30 @@ import (
 	"github.com/carve-csi/carve/api/names"
 )
 
-// timeout bounds a whole command; support-bundle reads the logs of all agents.
+// timeout limits a whole command. support-bundle has its own limit, as it reads the logs of all
+// agents.
 const (
 	timeout       = 2 * time.Minute
 	bundleTimeout = 10 * time.Minute
 )
 
-// ErrUnhealthy is the error of doctor and status when something is not as it should be.
+// ErrUnhealthy means that doctor found a fault.
 var ErrUnhealthy = errors.New("something is not as it should be")
 
-// run runs a program in a container of a Pod of Carve's namespace and returns what it printed.
+// run runs a program in a container of a Pod in Carve's namespace, and returns its output.
 type run func(ctx context.Context, pod, container string, argv ...string) (string, error)
 
-// plugin is what the commands share.
 type plugin struct {
 	version string
-	// carve is the namespace that Carve is installed in, namespace the caller's.
+	// carve is Carve's namespace, namespace the caller's.
 	carve, namespace string
 	output           string
 	now              func() time.Time
-	// connect is called once, by each command.
+	// connect is called once per command.
 	connect func() (kubernetes.Interface, run, error)
 }
 
-// NewCommand returns the command `kubectl carve`, of the given version.
+// NewCommand returns the command `kubectl carve` of the given version.
 func NewCommand(version string) *cobra.Command {
 	p := &plugin{version: version, now: time.Now}
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
@@ -72,7 +72,7 @@ func NewCommand(version string) *cobra.Command {
 	return root
 }
 
-// command returns the command and its subcommands, without the flags that find a cluster.
+// command returns the command without the flags that select a cluster.
 func (p *plugin) command() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "kubectl-carve",
@@ -90,12 +90,10 @@ func (p *plugin) command() *cobra.Command {
 	return root
 }
 
-// do connects, bounds the time and runs f.
 func (p *plugin) do(ctx context.Context, f func(context.Context, kubernetes.Interface, run) error) error {
 	return p.doWithin(ctx, timeout, f)
 }
 
-// doWithin is do with a bound of the command's own.
 func (p *plugin) doWithin(ctx context.Context, timeout time.Duration, f func(context.Context, kubernetes.Interface, run) error) error {
 	switch p.output {
 	case "", "json", "yaml":
@@ -111,7 +109,7 @@ func (p *plugin) doWithin(ctx context.Context, timeout time.Duration, f func(con
 	return f(ctx, client, run)
 }
 
-// print writes value as JSON or YAML where that was asked for, or else the rows as a table.
+// print writes value as JSON or YAML if requested, or else rows as a table.
 func (p *plugin) print(w io.Writer, value any, rows [][]string) error {
 	var text []byte
 	var err error

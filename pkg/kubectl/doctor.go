@@ -20,24 +20,24 @@ import (
 	"github.com/carve-csi/carve/pkg/kubectl/why"
 )
 
-// Level says what a check found.
+// Level is the severity of a check's result.
 type Level string
 
-// Levels.
+// Levels of checks.
 const (
 	LevelOK Level = "ok"
-	// LevelNote is what an administrator may want to know of an installation that is as it should be.
+	// LevelNote marks a fact about a healthy installation that an administrator may want to know.
 	LevelNote  Level = "note"
 	LevelWrong Level = "wrong"
 )
 
-// Check is one thing that doctor looked at.
+// Check is the result of one check of doctor.
 type Check struct {
 	Name string `json:"name"`
-	// OK is false where the level is LevelWrong.
+	// OK is false for LevelWrong.
 	OK    bool  `json:"ok"`
 	Level Level `json:"level"`
-	// Problem says what was found, and Next what to do.
+	// Problem describes the finding, and Next what to do.
 	Problem string `json:"problem,omitempty"`
 	Next    string `json:"next,omitempty"`
 }
@@ -52,7 +52,6 @@ func wrong(name, problem, next string) Check {
 	return Check{Name: name, Level: LevelWrong, Problem: problem, Next: next}
 }
 
-// checked is wrong if there is a problem, else passed.
 func checked(name, problem, next string) Check {
 	if problem == "" {
 		return passed(name)
@@ -60,7 +59,7 @@ func checked(name, problem, next string) Check {
 	return wrong(name, problem, next)
 }
 
-// soon is how long before its end a certificate is reported: the controller renews its own earlier.
+// soon is how long before its end a certificate is reported. The controller renews its own earlier.
 const soon = 7 * 24 * time.Hour
 
 func (p *plugin) doctorCommand() *cobra.Command {
@@ -112,7 +111,7 @@ func (p *plugin) doctorCommand() *cobra.Command {
 	return command
 }
 
-// doctor makes all checks; it fails only when it cannot look.
+// doctor runs all checks. It fails only if it cannot read.
 func (p *plugin) doctor(ctx context.Context, client kubernetes.Interface) ([]Check, error) {
 	s, err := p.read(ctx, client)
 	if err != nil {
@@ -121,7 +120,6 @@ func (p *plugin) doctor(ctx context.Context, client kubernetes.Interface) ([]Che
 	return p.checks(ctx, client, s)
 }
 
-// checks makes the checks of doctor with a snapshot.
 func (p *plugin) checks(ctx context.Context, client kubernetes.Interface, s *snapshot) ([]Check, error) {
 	var checks []Check
 	check := func(name, problem, next string) { checks = append(checks, checked(name, problem, next)) }
@@ -168,7 +166,6 @@ func (p *plugin) checks(ctx context.Context, client kubernetes.Interface, s *sna
 	return checks, nil
 }
 
-// checkNodes checks each node that is to have an agent.
 func (p *plugin) checkNodes(ctx context.Context, client kubernetes.Interface, s *snapshot) ([]Check, error) {
 	reported, err := classReports(ctx, client)
 	if err != nil {
@@ -185,7 +182,7 @@ func (p *plugin) checkNodes(ctx context.Context, client kubernetes.Interface, s 
 		case !node.Ready:
 			problem, next = "it is not ready", "kubectl describe node "+node.Name
 		case !wanted:
-			continue // It is to have none, or its DaemonSet's check says how many nodes lack theirs.
+			continue // it should have none, or the check of its DaemonSet counts it
 		case tooOld:
 			problem, next = fmt.Sprintf("its kernel is %s, and Carve needs Linux %s or newer", kernel, oldestKernel), "install a newer kernel on the node; see docs/get-started/install.md"
 		case !node.AgentReady:
@@ -201,7 +198,7 @@ func (p *plugin) checkNodes(ctx context.Context, client kubernetes.Interface, s 
 	return checks, nil
 }
 
-// strays are the volumes whose nodes are gone.
+// strays returns the volumes whose nodes are gone.
 func strays(s *snapshot) []string {
 	there := map[string]bool{}
 	for _, node := range s.nodes {
@@ -216,7 +213,7 @@ func strays(s *snapshot) []string {
 	return slices.Sorted(maps.Keys(result))
 }
 
-// certificate says what is wrong with the certificate by which nodes verify the controller.
+// certificate describes a problem of the CA that nodes verify the controller with, or returns "".
 func (p *plugin) certificate(ctx context.Context, client kubernetes.Interface) (string, error) {
 	const name = "carve-uplink-ca"
 	published, err := client.CoreV1().ConfigMaps(p.carve).Get(ctx, name, metav1.GetOptions{})
@@ -238,7 +235,6 @@ func (p *plugin) certificate(ctx context.Context, client kubernetes.Interface) (
 	return "", nil
 }
 
-// lastCertificate returns the one of several that is valid the longest.
 func lastCertificate(text []byte) (*x509.Certificate, error) {
 	var last *x509.Certificate
 	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {

@@ -18,7 +18,6 @@ import (
 	"github.com/carve-csi/carve/api/names"
 )
 
-// nothingOn has a node offer nothing.
 func nothingOn(node string) func(runtime.Object) bool {
 	return func(o runtime.Object) bool {
 		if c, ok := o.(*storagev1.CSIStorageCapacity); ok && c.Name == node {
@@ -28,7 +27,7 @@ func nothingOn(node string) func(runtime.Object) bool {
 	}
 }
 
-// onNode returns Events on a node, a minute apart, the newest last: each is a reason and a message.
+// onNode returns Events on a node, a minute apart, the newest last; each is a reason and a message.
 func onNode(node string, reported ...[2]string) []runtime.Object {
 	var list []runtime.Object
 	for i, r := range reported {
@@ -48,13 +47,13 @@ const (
 	notUsable = "DeviceClassUnusable"
 )
 
-// TestDoctorNotesNodesWithoutSpaceAndFindsFaults has one of two nodes offer nothing.
+// One of two nodes offers nothing.
 func TestDoctorNotesNodesWithoutSpaceAndFindsFaults(t *testing.T) {
 	for name, test := range map[string]struct {
 		node   string
 		events [][2]string
 		held   bool
-		// waiting has a claim for the node without a volume.
+		// waiting gives the node a claim without a volume.
 		waiting bool
 		level   string
 		want    []string
@@ -117,7 +116,7 @@ func TestDoctorNotesNodesWithoutSpaceAndFindsFaults(t *testing.T) {
 	}
 }
 
-// TestDoctorFindsWhatOneOfSeveralClassesHas has a node that offers space report conditions of its classes.
+// A node with space reports conditions of its classes.
 func TestDoctorFindsWhatOneOfSeveralClassesHas(t *testing.T) {
 	const unhealthy, ends, recovered = "DeviceClassUnhealthy", "DeviceClassUsable", "DeviceClassRecovered"
 	high := "device class thin: PoolDataHigh: the pool is full to 90%"
@@ -126,7 +125,8 @@ func TestDoctorFindsWhatOneOfSeveralClassesHas(t *testing.T) {
 		events [][2]string
 		level  string
 		want   []string
-		// unnamed says that no StorageClass names a device class, and space that those which do have space.
+		// unnamed means that no StorageClass names a device class, and space that those which do
+		// have space.
 		unnamed, space bool
 	}{
 		"a class with space, of which no end was reported":           {events: [][2]string{{notUsable, noPool}}, space: true, level: "ok"},
@@ -166,8 +166,8 @@ func TestDoctorFindsWhatOneOfSeveralClassesHas(t *testing.T) {
 	}
 }
 
-// TestDoctorTakesEachNodeAsLongInALargeCluster compares what is allocated for full nodes: four times as
-// many may take four times as much, and some more.
+// The test compares allocations for full nodes: four times the nodes may cost four times as much,
+// plus some margin.
 func TestDoctorTakesEachNodeAsLongInALargeCluster(t *testing.T) {
 	taken := func(nodes int) float64 {
 		s := &snapshot{agents: map[string]corev1.Pod{}, registered: map[string]bool{}}
@@ -206,8 +206,7 @@ func containsAll(text string, words []string) bool {
 	return true
 }
 
-// TestDoctorNotesWhatAgentsReportAndFindsFaults has the agent of n1, which has a volume in the group
-// carve, answer with one class.
+// The agent of n1, which has a volume in the group carve, answers with one class.
 func TestDoctorNotesWhatAgentsReportAndFindsFaults(t *testing.T) {
 	missing := func(group string) string {
 		return `{"type":"VolumeGroupMissing","message":"volume group \"` + group + `\" does not exist on this node"}`

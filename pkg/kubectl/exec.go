@@ -19,7 +19,8 @@ import (
 	"k8s.io/client-go/tools/remotecommand"
 )
 
-// runner returns how programs are run in Carve's Pods: by the API server, over a WebSocket.
+// runner returns a function that runs programs in Carve's Pods, by a WebSocket through the API
+// server.
 func (p *plugin) runner(config *rest.Config, client kubernetes.Interface) run {
 	return func(ctx context.Context, pod, container string, argv ...string) (string, error) {
 		request := client.CoreV1().RESTClient().Post().Resource("pods").Namespace(p.carve).Name(pod).SubResource("exec").
@@ -31,7 +32,7 @@ func (p *plugin) runner(config *rest.Config, client kubernetes.Interface) run {
 		var stdout, stderr bytes.Buffer
 		if err := executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: &stdout, Stderr: &stderr}); err != nil {
 			if ctx.Err() != nil {
-				return "", fmt.Errorf("run %s in Pod %s: %w", argv[0], pod, err) // The stream may still write to stderr.
+				return "", fmt.Errorf("run %s in Pod %s: %w", argv[0], pod, err) // the stream may still write to stderr
 			}
 			return "", fmt.Errorf("run %s in Pod %s: %w: %s", argv[0], pod, err, strings.TrimSpace(stderr.String()))
 		}
@@ -40,9 +41,9 @@ func (p *plugin) runner(config *rest.Config, client kubernetes.Interface) run {
 }
 
 const (
-	// askTimeout bounds the questions to one node's agent: those that do not answer must not use up the others' time.
-	askTimeout = 10 * time.Second
-	// askedAtOnce is how many nodes are asked at a time.
+	// askTimeout limits the time for one agent, so that one that does not answer leaves time for
+	// the others.
+	askTimeout  = 10 * time.Second
 	askedAtOnce = 8
 )
 
@@ -52,14 +53,13 @@ var (
 	ErrNoAnswer = fmt.Errorf("it did not answer within %v", askTimeout)
 )
 
-// answer is what a node's agent answered, or why it did not.
 type answer[T any] struct {
 	node, pod string
 	value     T
 	err       error
 }
 
-// ask asks the agents of all nodes, several at a time, and returns the answers by the nodes' names.
+// ask asks all agents, several at a time, and returns the answers sorted by node.
 func ask[T any](ctx context.Context, s *snapshot, question func(ctx context.Context, node, pod string) (T, error)) []answer[T] {
 	nodes := map[string]*corev1.Node{}
 	for i := range s.nodes {
@@ -91,8 +91,8 @@ func ask[T any](ctx context.Context, s *snapshot, question func(ctx context.Cont
 	return answers
 }
 
-// askable is ErrNotAsked, with the reason, where a node's lvmd cannot answer. One that runs and is not ready can: it
-// reports which of its device classes do not respond.
+// askable returns ErrNotAsked with a reason if a node's lvmd cannot answer. An lvmd that runs but
+// is not ready can: it reports which of its device classes do not respond.
 func askable(node *corev1.Node, agent *corev1.Pod) error {
 	var reason string
 	runs := slices.ContainsFunc(agent.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.Name == "lvmd" && c.State.Running != nil })

@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// TestNodesThatDoNotAnswerTakeNoTimeOfTheOthers has the agents of dead-00 to dead-19 never answer, and that of n1, which
-// is the last in order, answer at once. The node dead-19 is not ready.
+// The agents of dead-00 to dead-19 never answer; that of n1, which is last in order, answers at
+// once. The node dead-19 is not ready.
 func TestNodesThatDoNotAnswerTakeNoTimeOfTheOthers(t *testing.T) {
 	list := without(func(o runtime.Object) bool { p, ok := o.(*corev1.Pod); return ok && p.Name == "carve-node-n2" })
 	for i := range 20 {

@@ -12,7 +12,7 @@ import (
 	"github.com/carve-csi/carve/pkg/kubectl/why"
 )
 
-// facts reads what the decision about a Pod of the caller's namespace needs.
+// facts collects the input for why.Explain about a Pod of the caller's namespace.
 func (p *plugin) facts(ctx context.Context, client kubernetes.Interface, name string) (*why.Facts, error) {
 	pod, err := client.CoreV1().Pods(p.namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {

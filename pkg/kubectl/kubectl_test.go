@@ -29,10 +29,9 @@ import (
 	"github.com/carve-csi/carve/api/names"
 )
 
-// today is when the tests run.
 var today = time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 
-// objects are those of a cluster that is well: two nodes, a volume on one of them.
+// objects returns a healthy cluster: two nodes, a volume on one of them.
 func objects() []runtime.Object {
 	ten, twenty := resource.MustParse("10Gi"), resource.MustParse("20Gi")
 	list := []runtime.Object{
@@ -77,7 +76,8 @@ func objects() []runtime.Object {
 	return list
 }
 
-// capacityOf is what a node offers of a StorageClass; the object of the class carve has the node's name.
+// capacityOf returns a node's capacity for a StorageClass. The object of the class carve has the
+// node's name.
 func capacityOf(node, class string) *storagev1.CSIStorageCapacity {
 	one, twenty := resource.MustParse("1Gi"), resource.MustParse("20Gi")
 	return &storagev1.CSIStorageCapacity{
@@ -100,24 +100,21 @@ func pod(namespace, name, app, node string) *corev1.Pod {
 	}
 }
 
-// without returns the objects but for those that f drops, after it has changed the others.
+// without returns the objects that f does not drop. f may change the others.
 func without(f func(runtime.Object) (drop bool)) []runtime.Object {
 	return slices.DeleteFunc(objects(), f)
 }
 
-// call runs a command against the objects, and returns what it printed.
 func call(t *testing.T, objects []runtime.Object, run run, args ...string) (string, error) {
 	t.Helper()
 	return callOn(t, fake.NewClientset(objects...), run, args...)
 }
 
-// callOn is call in a cluster that the caller looks at afterwards.
 func callOn(t *testing.T, client kubernetes.Interface, run run, args ...string) (string, error) {
 	t.Helper()
 	return callVersion(t, client, run, "v0.2.0", args...)
 }
 
-// callVersion is callOn with a plugin of this version.
 func callVersion(t *testing.T, client kubernetes.Interface, run run, own string, args ...string) (string, error) {
 	t.Helper()
 	p := &plugin{version: own, namespace: "team", now: func() time.Time { return today }}
@@ -133,7 +130,7 @@ func callVersion(t *testing.T, client kubernetes.Interface, run run, own string,
 	return output.String(), err
 }
 
-// runFunc is run where a parameter has that name.
+// runFunc is run for functions with a parameter of that name.
 type runFunc = run
 
 func TestStatusCountsWhatIsWell(t *testing.T) {
@@ -180,7 +177,7 @@ func TestCapacityIsShownByNodeAndClass(t *testing.T) {
 	}
 }
 
-// TestACapacityOfAGroupIsEachMembers publishes one object for both nodes, as large clusters have.
+// One object covers both nodes, as in large clusters.
 func TestACapacityOfAGroupIsEachMembers(t *testing.T) {
 	list := without(func(o runtime.Object) bool { c, ok := o.(*storagev1.CSIStorageCapacity); return ok && c.Name == "n2" })
 	for _, o := range list {
@@ -215,7 +212,7 @@ func TestAnUnknownFormatIsAnError(t *testing.T) {
 	}
 }
 
-// holds has each agent hold these volumes, as carve-lvmd prints them, and notes what it is asked.
+// holds makes each agent report these volumes, in carve-lvmd's format, and records the calls.
 func holds(volumes map[string]string, asked *[]string) run {
 	var mutex sync.Mutex
 	return func(_ context.Context, pod, container string, argv ...string) (string, error) {
@@ -409,7 +406,7 @@ func TestDoctorFindsWhatIsWrong(t *testing.T) {
 	}
 }
 
-// TestDoctorLeavesNodesWithoutAgentsAlone has agents on one of two nodes, and on none.
+// No node has an agent, then one of two.
 func TestDoctorLeavesNodesWithoutAgentsAlone(t *testing.T) {
 	for agents, want := range []string{"note agents: no node is to have one", "ok agents of carve-node"} {
 		list := without(func(o runtime.Object) bool {
@@ -476,7 +473,6 @@ func TestWhyReadsThePodsClaims(t *testing.T) {
 	}
 }
 
-// TestTheBundleHoldsNoSecrets plants secrets wherever a bundle might take them from.
 func TestTheBundleHoldsNoSecrets(t *testing.T) {
 	list := objects()
 	for _, o := range list {

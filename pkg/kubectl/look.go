@@ -17,16 +17,16 @@ import (
 	"github.com/carve-csi/carve/pkg/kubectl/why"
 )
 
-// Status is how Carve is, in a few numbers.
+// Status summarises Carve in a few numbers.
 type Status struct {
-	// Images are those of Carve's Pods: several while a new version is rolled out.
+	// Images are those of Carve's Pods: several during a rollout.
 	Images           []string `json:"images"`
 	ControllersReady int      `json:"controllersReady"`
 	Controllers      int      `json:"controllers"`
 	AgentsReady      int      `json:"agentsReady"`
 	Agents           int      `json:"agents"`
 	Nodes            int      `json:"nodes"`
-	// NodesWithCapacity offer at least one StorageClass, with free space for a volume.
+	// NodesWithCapacity counts the nodes that have free space for a volume of some StorageClass.
 	NodesWithCapacity int   `json:"nodesWithCapacity"`
 	Volumes           int   `json:"volumes"`
 	VolumeBytes       int64 `json:"volumeBytes"`
@@ -104,7 +104,6 @@ func (p *plugin) capacityCommand() *cobra.Command {
 	}
 }
 
-// bar draws which part of both is used.
 func bar(used, available int64) string {
 	const width = 20
 	if used+available <= 0 {
@@ -114,7 +113,6 @@ func bar(used, available int64) string {
 	return "[" + strings.Repeat("#", full) + strings.Repeat(".", width-full) + "]"
 }
 
-// size returns bytes as people write them.
 func size(bytes int64) string {
 	if bytes >= 1<<30 {
 		return strconv.FormatFloat(float64(bytes)/(1<<30), 'f', 1, 64) + "Gi"
@@ -129,10 +127,10 @@ type Volume struct {
 	Node         string `json:"node"`
 	StorageClass string `json:"storageClass"`
 	Bytes        int64  `json:"bytes"`
-	// Claim is NAMESPACE/NAME; empty when the volume is available.
+	// Claim is NAMESPACE/NAME, or empty if the volume is available.
 	Claim string `json:"claim,omitempty"`
 	Phase string `json:"phase"`
-	// Message is what is wrong with it.
+	// Message is the message of the PersistentVolume's status.
 	Message string `json:"message,omitempty"`
 }
 
@@ -196,7 +194,7 @@ func (p *plugin) whyCommand() *cobra.Command {
 	}
 }
 
-// orEmpty has an empty list printed as one, and not as null.
+// orEmpty makes an empty list print as [], not null.
 func orEmpty[T any](list []T) []T {
 	if list == nil {
 		return []T{}
@@ -204,7 +202,7 @@ func orEmpty[T any](list []T) []T {
 	return list
 }
 
-// events returns what was last reported of an object, newest first.
+// events returns an object's latest Events, newest first.
 func events(ctx context.Context, client kubernetes.Interface, namespace, kind, name string) ([]why.Event, error) {
 	list, err := client.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{
 		FieldSelector: "involvedObject.kind=" + kind + ",involvedObject.name=" + name,

@@ -18,7 +18,7 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 )
 
-// Orphan is a volume on a node that no PersistentVolume and no claim knows.
+// Orphan is a volume on a node that no PersistentVolume and no claim refers to.
 type Orphan struct {
 	ID    string    `json:"id"`
 	Name  string    `json:"name"`
@@ -26,9 +26,9 @@ type Orphan struct {
 	Class string    `json:"deviceClass"`
 	Bytes int64     `json:"bytes"`
 	Made  time.Time `json:"made"`
-	// Claim is the NAMESPACE/NAME that it was made for; empty when it was made by hand.
+	// Claim is the NAMESPACE/NAME that it was created for; empty if it was created by hand.
 	Claim string `json:"claim,omitempty"`
-	// Foreign is whether another cluster's installation made it, or no installation did.
+	// Foreign means that this cluster did not create it.
 	Foreign bool `json:"foreign"`
 	// FSType is empty for raw volumes.
 	FSType string `json:"fsType,omitempty"`
@@ -36,14 +36,15 @@ type Orphan struct {
 	volume *lvmdv1.Volume
 }
 
-// Orphans is what was found, and which nodes could not be asked.
+// Orphans lists the orphans, and the nodes that could not be asked.
 type Orphans struct {
 	Orphans []Orphan `json:"orphans"`
-	// Unreachable are the nodes whose agents did not answer, with the reason.
+	// Unreachable holds the reasons, by node, why agents did not answer.
 	Unreachable map[string]string `json:"unreachable,omitempty"`
 }
 
-// youngest is how old a volume must be: a younger one may be about to get its PersistentVolume.
+// youngest is the minimum age of an orphan: a younger volume may be about to get its
+// PersistentVolume.
 const youngest = 10 * time.Minute
 
 func (p *plugin) orphansCommand() *cobra.Command {
@@ -82,7 +83,7 @@ func (p *plugin) orphansCommand() *cobra.Command {
 	return command
 }
 
-// orphans asks every node's agent what it holds, and leaves out what the API knows.
+// orphans asks every agent for its volumes, and leaves out those that the API refers to.
 func (p *plugin) orphans(ctx context.Context, client kubernetes.Interface, run run) (*Orphans, error) {
 	s, err := p.read(ctx, client)
 	if err != nil {
@@ -98,7 +99,7 @@ func (p *plugin) orphans(ctx context.Context, client kubernetes.Interface, run r
 	}
 	known := map[string]bool{}
 	for _, claim := range claims.Items {
-		known["pvc-"+string(claim.UID)], known[claim.Spec.VolumeName] = true, true // One that it names may be renamed from another claim.
+		known["pvc-"+string(claim.UID)], known[claim.Spec.VolumeName] = true, true // the volume that a claim names may come from another claim
 	}
 	for _, pv := range s.volumes {
 		known[pv.Spec.CSI.VolumeHandle] = true
@@ -132,7 +133,6 @@ func (p *plugin) orphans(ctx context.Context, client kubernetes.Interface, run r
 	return result, nil
 }
 
-// parseVolumes reads what carve-lvmd lists, a volume on each line.
 func parseVolumes(output string) ([]*lvmdv1.Volume, error) {
 	var volumes []*lvmdv1.Volume
 	for line := range strings.Lines(output) {
@@ -145,13 +145,13 @@ func parseVolumes(output string) ([]*lvmdv1.Volume, error) {
 	return volumes, nil
 }
 
-// ErrNotAnOrphan is the error of removing what is not in the list.
+// ErrNotAnOrphan means that the id is not in the list of orphans.
 var ErrNotAnOrphan = errors.New("it is not in the list of orphans")
 
-// ErrUnreachable is the error of a list that lacks what some nodes hold.
+// ErrUnreachable means that the list lacks the volumes of some nodes.
 var ErrUnreachable = errors.New("not all nodes could be asked")
 
-// ErrForeign is the error of removing or adopting what another cluster may use.
+// ErrForeign means that another cluster may use the orphan.
 var ErrForeign = errors.New("this cluster did not make it, and another one may use it: it is removed or adopted only with --foreign")
 
 // Removal is an orphan, and whether it was removed.
@@ -160,9 +160,9 @@ type Removal struct {
 	Removed bool   `json:"removed"`
 }
 
-// orphan finds the orphan of an id. The error is ErrNotAnOrphan where there is none,
-// ErrUnreachable where a node that could not be asked may have it, and
-// ErrForeign where it is another cluster's and those are not asked for.
+// orphan returns the orphan with an id. It returns ErrNotAnOrphan if none has it, ErrUnreachable if
+// a node that did not answer may have it, and ErrForeign if another cluster may use it and foreign
+// is false.
 func (p *plugin) orphan(ctx context.Context, client kubernetes.Interface, run run, id string, foreign bool) (Orphan, error) {
 	found, err := p.orphans(ctx, client, run)
 	if err != nil {

@@ -26,11 +26,10 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// ours is Carve's namespace of these tests.
 const ours = "carve-kubectl"
 
-// TestTheRightsThatAreListedAreEnoughAndNeeded runs the commands on a real API server as a
-// user with the rights of deploy/kubectl/rbac.yaml and no others, and as one without.
+// The test runs the commands on a real API server as a user with only the rights of
+// deploy/kubectl/rbac.yaml, and as one without them.
 func TestTheRightsThatAreListedAreEnoughAndNeeded(t *testing.T) {
 	config := must.Get(clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG")))(t)
 	config.QPS = -1
@@ -61,7 +60,7 @@ func TestTheRightsThatAreListedAreEnoughAndNeeded(t *testing.T) {
 			t.Errorf("%q without rights: want Forbidden, got %v", command, err)
 		}
 	}
-	// What doctor finds here is not the matter, but that it may look.
+	// The result of doctor does not matter, only that it may read.
 	if output, err := call("viewer", "doctor"); err != nil && !strings.Contains(output, "WRONG") {
 		t.Errorf("doctor with the rights: %v\n%s", err, output)
 	}
@@ -91,7 +90,7 @@ func TestTheRightsThatAreListedAreEnoughAndNeeded(t *testing.T) {
 			t.Errorf("%+v: got %+v, %v", test, review, err)
 		}
 	}
-	// No kubelet answers here; who has not the right does not get so far.
+	// No kubelet answers here, but without the right the request fails earlier.
 	for user, forbidden := range map[string]bool{"viewer": true, "keeper": false} {
 		impersonating := rest.CopyConfig(config)
 		impersonating.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: []string{"system:authenticated"}}
@@ -104,7 +103,6 @@ func TestTheRightsThatAreListedAreEnoughAndNeeded(t *testing.T) {
 	t.Run("adopt", func(t *testing.T) { aClaimStaysBoundOverAnAdoption(t, config, admin) })
 }
 
-// markReady has the agent's Pod be ready.
 func markReady(t *testing.T, client kubernetes.Interface) {
 	t.Helper()
 	agent := must.Get(client.CoreV1().Pods(ours).Get(t.Context(), "agent", metav1.GetOptions{}))(t)
@@ -112,7 +110,6 @@ func markReady(t *testing.T, client kubernetes.Interface) {
 	must.Get(client.CoreV1().Pods(ours).UpdateStatus(t.Context(), agent, metav1.UpdateOptions{}))(t)
 }
 
-// populate makes the rights, who has them, and a node with too little free space for a Pod.
 func populate(t *testing.T, client kubernetes.Interface) {
 	t.Helper()
 	ctx := t.Context()

@@ -27,25 +27,25 @@ const (
 	nameAgent      = "carve-node"
 )
 
-// snapshot is what the API server says of Carve's volumes at one time.
+// snapshot is Carve's state in the API server at one time.
 type snapshot struct {
 	nodes      []corev1.Node
-	registered map[string]bool // By node: whether its kubelet knows the driver.
+	registered map[string]bool // by node: whether its kubelet knows the driver
 	agents     map[string]corev1.Pod
 	control    []corev1.Pod
-	volumes    []corev1.PersistentVolume         // Carve's.
-	classes    map[string]storagev1.StorageClass // Carve's, by name.
+	volumes    []corev1.PersistentVolume         // Carve's
+	classes    map[string]storagev1.StorageClass // Carve's, by name
 	capacities []storagev1.CSIStorageCapacity
-	claims     []corev1.PersistentVolumeClaim // Of Carve's classes, without a volume.
-	bound      []corev1.PersistentVolumeClaim // Those that Carve's volumes name.
+	claims     []corev1.PersistentVolumeClaim // of Carve's classes, without a volume
+	bound      []corev1.PersistentVolumeClaim // those that Carve's volumes name
 
-	// What follows is made of the above once, by node: clusters have thousands of nodes.
-	offers   map[string][]Capacity // By class in each.
-	heldBack map[string]bool       // Whether the controller publishes no capacity, because creating volumes fails there.
-	groups   map[string][]string   // The volume groups that Carve's volumes lie in.
+	// Derived from the above once, by node: clusters have thousands of nodes.
+	offers   map[string][]Capacity // sorted by class
+	heldBack map[string]bool       // whether the controller publishes no capacity because creating volumes fails
+	groups   map[string][]string   // the volume groups of Carve's volumes
 }
 
-// read reads a snapshot. It needs the rights of the ClusterRole carve-view.
+// read needs the rights of the ClusterRole carve-view.
 func (p *plugin) read(ctx context.Context, client kubernetes.Interface) (*snapshot, error) {
 	s := &snapshot{registered: map[string]bool{}, agents: map[string]corev1.Pod{}, classes: map[string]storagev1.StorageClass{}}
 	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
@@ -70,8 +70,8 @@ func (p *plugin) read(ctx context.Context, client kubernetes.Interface) (*snapsh
 		case nameController:
 			s.control = append(s.control, pod)
 		case nameAgent:
-			// While a Pod is replaced there are two: the one that is ready counts.
-			// One that is for no node yet has no place.
+			// A replacement coexists with the old Pod: the ready one counts. Skip a Pod that has no
+			// node yet.
 			node := nodeOf(&pod)
 			if before, ok := s.agents[node]; node != "" && (!ok || !isReady(&before)) {
 				s.agents[node] = pod
@@ -140,23 +140,23 @@ func nodeReady(node *corev1.Node) bool {
 	})
 }
 
-// Capacity is what a node offers of a StorageClass.
+// Capacity is a node's space for a StorageClass.
 type Capacity struct {
 	Node         string `json:"node"`
 	StorageClass string `json:"storageClass"`
-	// UsedBytes are the sizes of the PersistentVolumes of the class on the node, in sum.
+	// UsedBytes is the sum of the class's PersistentVolumes on the node.
 	UsedBytes int64 `json:"usedBytes"`
-	// ReservedBytes are what claims asked for that the scheduler has given to the node and
-	// that have no volume yet, in sum.
+	// ReservedBytes is the sum of the requests of claims that have selected the node and have no
+	// volume yet.
 	ReservedBytes int64 `json:"reservedBytes"`
-	// AvailableBytes is what may be given out yet: what is free, less what is reserved for
-	// claims whose volumes are being made. LargestBytes is the largest volume of it.
+	// AvailableBytes is the free space minus the reservations for claims whose volumes are being
+	// created. LargestBytes is the largest volume that fits.
 	AvailableBytes int64 `json:"availableBytes"`
 	LargestBytes   int64 `json:"largestBytes"`
 }
 
-// index makes what the snapshot says by node. A capacity may be that of a group of nodes; it is
-// each member's. Every object is looked at once, but for the capacities of groups.
+// index groups the snapshot by node. A capacity of a group of nodes counts for each member. It
+// visits every object once, except for such capacities.
 func (s *snapshot) index() error {
 	offers := map[string]map[string]Capacity{}
 	offer := func(node, class string, change func(*Capacity)) {
@@ -222,7 +222,6 @@ func (s *snapshot) index() error {
 	return nil
 }
 
-// capacity returns what each node offers, by node and class.
 func (s *snapshot) capacity() []Capacity {
 	var result []Capacity
 	for _, node := range s.nodes {
@@ -231,7 +230,6 @@ func (s *snapshot) capacity() []Capacity {
 	return result
 }
 
-// whyNodes returns the nodes as the decision wants them.
 func (s *snapshot) whyNodes() []why.Node {
 	nodes := make([]why.Node, 0, len(s.nodes))
 	for _, node := range s.nodes {

@@ -18,16 +18,15 @@ import (
 	"github.com/carve-csi/carve/pkg/kubectl/why"
 )
 
-// What to do about conditions of device classes.
 const (
 	nextOfGroup = "look on the node for the volume group: vgs --foreign --shared -o+vg_systemid,vg_exported; pvs --all; lsblk -f. Only if none shows it and no disk is away, vgcreate it, " +
 		"and the class is offered within seconds; or set optional: true on the class for nodes that are to have none"
 	nextOfCondition = "docs/reference/conditions.md"
 )
 
-// nodeSpace says how a node's device classes are, and why it offers no space. A node that is full,
-// or does not have its volume group yet, is as it should be; one whose group is lost or cannot be
-// used is not, whatever its other classes offer. The reports are the controller's.
+// nodeSpace checks a node's device classes and free space. A node that is full, or lacks a volume
+// group that is still to be created, is healthy; one whose group is lost or unusable is not,
+// whatever its other classes offer. reports come from the controller.
 func (s *snapshot) nodeSpace(node why.Node, reports []classReport) Check {
 	name := "node " + node.Name
 	ask := "kubectl carve doctor --agents, which asks its agent why"
@@ -83,16 +82,16 @@ func (s *snapshot) nodeSpace(node why.Node, reports []classReport) Check {
 	return note(name, strings.Join(messages, "; "), strings.Join(next, "; "))
 }
 
-// Reasons of the controller's Events for device classes. Each of the first two is about a type of
-// condition, and is true until another is about the same, or until the class recovers.
+// Reasons of the controller's Events for device classes. The first two concern one type of
+// condition, and hold until the next Event about that type, or until the class recovers.
 const (
 	classUnusable  = "DeviceClassUnusable"
 	classUnhealthy = "DeviceClassUnhealthy"
-	classUsable    = "DeviceClassUsable"    // No condition makes the class unusable.
-	classRecovered = "DeviceClassRecovered" // The conditions that did not, and that it names, are over.
+	classUsable    = "DeviceClassUsable"    // no condition makes the class unusable
+	classRecovered = "DeviceClassRecovered" // the named conditions, which did not make it unusable, are over
 )
 
-// classReport is what the controller reported last of a type of condition of a device class.
+// classReport is the controller's last report of a type of condition of a device class.
 type classReport struct{ class, kind, reason, message string }
 
 // classReports returns the conditions of device classes that the controller reported and that are
@@ -104,7 +103,7 @@ func classReports(ctx context.Context, client kubernetes.Interface) (map[string]
 	if err != nil {
 		return nil, fmt.Errorf("list the Events of the nodes: %w", err)
 	}
-	// The oldest first. The API server lists those of one second in the order in which they were made.
+	// Oldest first. The API server lists Events of the same second in the order of their creation.
 	slices.SortStableFunc(list.Items, func(a, b corev1.Event) int { return eventTime(a).Compare(eventTime(b).Time) })
 	reports := map[string][]classReport{}
 	for _, e := range list.Items {
@@ -131,8 +130,8 @@ func classReports(ctx context.Context, client kubernetes.Interface) (map[string]
 	return reports, nil
 }
 
-// classesOf returns the device classes that an Event of such a reason is about, and the type of
-// condition, or several. client-go may put words before a message.
+// classesOf parses the device classes and the types of condition in an Event. client-go may prefix
+// a message.
 func classesOf(reason, message string) (classes []string, kind string) {
 	_, text, _ := strings.Cut(message, "device class ")
 	switch reason {
@@ -149,9 +148,9 @@ func classesOf(reason, message string) (classes []string, kind string) {
 	return nil, ""
 }
 
-// hasSpaceIn reports whether a node offers space in a device class. It was usable at the last report then,
-// though no Event says so: the controller that reported it unusable may have ended, or the node was given
-// another configuration. A device class that no StorageClass names may be the default.
+// hasSpaceIn reports whether a node offers space in a device class. The class is then usable
+// although no Event says so: the controller that reported it as unusable may have ended, or the
+// node's configuration changed. A device class that no StorageClass names may be the default.
 func (s *snapshot) hasSpaceIn(node why.Node, class string) bool {
 	isNamed := func(c storagev1.StorageClass) bool { return c.Parameters[names.ParamDeviceClass] == class }
 	if !slices.ContainsFunc(slices.Collect(maps.Values(s.classes)), isNamed) {
@@ -165,11 +164,10 @@ func (s *snapshot) hasSpaceIn(node why.Node, class string) bool {
 	return false
 }
 
-// lostGroup follows the message of a volume group that is missing, on a node with volumes in it.
 const lostGroup = ". The node holds PersistentVolumes that lie in it"
 
-// lost reports whether a volume group that the message names, and that a node does not have, has
-// volumes there: it is not one that is to be made yet.
+// lost reports whether the missing volume group in message has volumes on the node, so that it is
+// not one that is still to be created.
 func (s *snapshot) lost(node, message string) bool {
 	return slices.ContainsFunc(s.groups[node], func(group string) bool { return strings.Contains(message, strconv.Quote(group)) })
 }

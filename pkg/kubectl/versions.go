@@ -10,16 +10,15 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// The oldest versions that Carve runs on, as docs/get-started/install.md says.
+// The oldest versions that Carve runs on, as in docs/get-started/install.md.
 const (
 	oldestKubernetes = "1.33"
 	oldestKernel     = "5.12"
 )
 
-// tooFar is what two versions are that may not be used together.
 const tooFar = ", more than one release apart"
 
-// oneImage compares the versions of Carve's Pods: they may be one release apart.
+// oneImage compares the versions of Carve's Pods, which may be one release apart.
 func oneImage(images []string) Check {
 	const name, next = "one image", "wait for the rollout; else compare the Deployment and the DaemonSets, and skip no release; see docs/how-to/upgrade.md"
 	if len(images) < 2 {
@@ -39,7 +38,6 @@ func oneImage(images []string) Check {
 	return note(name, problem, next)
 }
 
-// ownVersion compares the version of the plugin with those of Carve's Pods.
 func (p *plugin) ownVersion(images []string) Check {
 	const name, next = "kubectl carve", "install the kubectl-carve of the installed release; see docs/how-to/upgrade.md"
 	result := passed(name)
@@ -55,9 +53,9 @@ func (p *plugin) ownVersion(images []string) Check {
 	return result
 }
 
-// together reports whether components of two versions may be used together, which are at most one
-// release apart, and whether that is known. A release is a minor version; which was the last one
-// before the next major version is not known.
+// together reports whether two versions are at most one release apart, so that they may be used
+// together, and whether that is known. A release is a minor version. The last one before a major
+// version is unknown, so any counts.
 func together(a, b string) (near, known bool) {
 	older, err := version.ParseSemantic(a)
 	if err != nil {
@@ -76,13 +74,12 @@ func together(a, b string) (near, known bool) {
 	return newer.Major() == older.Major()+1 && newer.Minor() == 0, true
 }
 
-// tag returns the tag of an image, or something that is no version where it has none.
+// tag returns the tag of an image, or, if it has none, a string that is no version.
 func tag(image string) string {
 	image, _, _ = strings.Cut(image, "@")
 	return image[strings.LastIndex(image, ":")+1:]
 }
 
-// kubernetesVersion compares the API server's version with the oldest that Carve runs on.
 func kubernetesVersion(ctx context.Context, client kubernetes.Interface) (Check, error) {
 	const name, next = "Kubernetes", "upgrade the cluster; see docs/how-to/upgrade.md"
 	server, err := discovery.ToServerVersionInterfaceWithContext(client.Discovery()).ServerVersionWithContext(ctx)
@@ -98,8 +95,8 @@ func kubernetesVersion(ctx context.Context, client kubernetes.Interface) (Check,
 	return passed(name), nil
 }
 
-// before reports whether a version is older than the oldest that will do, and whether that is known.
-// What follows its numbers does not count.
+// before reports whether a version is older than oldest, and whether that is known. It ignores
+// suffixes.
 func before(text, oldest string) (old, known bool) {
 	v, err := version.ParseGeneric(text)
 	return err == nil && v.LessThan(version.MustParseGeneric(oldest)), err == nil

@@ -15,8 +15,6 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// TestDoctorComparesVersions has the plugin, Carve's Pods, the API server and the kernels have other
-// versions.
 func TestDoctorComparesVersions(t *testing.T) {
 	for name, test := range map[string]struct {
 		own, controller, agents, kubernetes, kernel string
@@ -72,8 +70,6 @@ func TestDoctorComparesVersions(t *testing.T) {
 	}
 }
 
-// TestTheOldestVersionsAreThoseOfTheDocuments compares what doctor demands with what users read, and
-// with what is tested.
 func TestTheOldestVersionsAreThoseOfTheDocuments(t *testing.T) {
 	for name, want := range map[string]string{
 		"../../docs/get-started/install.md":   "Kubernetes must be " + oldestKubernetes + " or newer. Each node needs Linux " + oldestKernel + " or newer",
@@ -89,8 +85,6 @@ func TestTheOldestVersionsAreThoseOfTheDocuments(t *testing.T) {
 	}
 }
 
-// TestEveryVersionThatIsTestedIsStated compares the versions with which the API server's tests run
-// with the table of what they did.
 func TestEveryVersionThatIsTestedIsStated(t *testing.T) {
 	page := string(must.Get(os.ReadFile("../../docs/how-to/upgrade.md"))(t))
 	older := regexp.MustCompile(`(?m)^OLDER +:= (.+)$`).FindStringSubmatch(string(must.Get(os.ReadFile("../../Makefile"))(t)))

@@ -10,11 +10,11 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// nextWithout is what to do where a workload of Carve does not exist.
+// nextWithout is the advice if a workload of Carve does not exist.
 const nextWithout = "install Carve, or name the namespace that it is installed in: --carve-namespace"
 
-// checkControllers compares the controllers' Pods with what their Deployment wants: Pods that are
-// refused do not exist.
+// checkControllers compares the controllers' Pods with their Deployment: rejected Pods do not
+// exist.
 func (p *plugin) checkControllers(ctx context.Context, client kubernetes.Interface, status Status) (Check, error) {
 	const name = "controllers"
 	list, err := client.AppsV1().Deployments(p.carve).List(ctx, metav1.ListOptions{LabelSelector: labelName + "=" + nameController})
@@ -37,8 +37,8 @@ func (p *plugin) checkControllers(ctx context.Context, client kubernetes.Interfa
 	return passed(name), nil
 }
 
-// checkAgents compares the agents' Pods with what each of their DaemonSets wants, of which every
-// pool of nodes has one. The Pods alone do not say which nodes lack theirs.
+// checkAgents compares the agents' Pods with their DaemonSets, one per pool of nodes. The Pods
+// alone do not show which nodes lack theirs.
 func (p *plugin) checkAgents(ctx context.Context, client kubernetes.Interface) ([]Check, error) {
 	list, err := client.AppsV1().DaemonSets(p.carve).List(ctx, metav1.ListOptions{LabelSelector: labelName + "=" + nameAgent})
 	if err != nil {
@@ -69,8 +69,8 @@ func (p *plugin) checkAgents(ctx context.Context, client kubernetes.Interface) (
 	return checks, nil
 }
 
-// nodeOf returns the node of an agent's Pod, or the one that it is to be scheduled on: its
-// DaemonSet selects that by the node's name.
+// nodeOf returns the current or intended node of an agent's Pod. Its DaemonSet selects the node by
+// name.
 func nodeOf(pod *corev1.Pod) string {
 	affinity := pod.Spec.Affinity
 	if pod.Spec.NodeName != "" || affinity == nil || affinity.NodeAffinity == nil || affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {

@@ -1,10 +1,10 @@
-// Package adoption says how a PersistentVolume of another driver becomes one of Carve's, with
-// what its logical volume holds. It reads and writes nothing: the functions depend on their
-// arguments alone.
+// Package adoption converts a PersistentVolume of another driver into one of Carve's that keeps the
+// data of its logical volume. Its functions depend on their arguments only, and have no side
+// effects.
 //
-// The claim stays: Kubernetes lets neither a claim have another volume nor a volume another
-// driver, but it lets a volume be deleted and made again under its name. A claim whose volume
-// is away is Lost, and Bound again with the new one, which names the claim by its UID.
+// The claim stays. Kubernetes lets neither a claim change its volume nor a volume its driver, but
+// it lets a volume be deleted and recreated under its name. A claim without its volume is Lost, and
+// Bound again to the new one, which names the claim by its UID.
 package adoption
 
 import (
@@ -22,23 +22,23 @@ import (
 	"github.com/carve-csi/carve/api/names"
 )
 
-// Annotation is on a claim while its volume is being adopted, until that is confirmed: the
-// PersistentVolume as it was, in JSON.
+// Annotation holds the original PersistentVolume, in JSON, on a claim from the start of its
+// adoption to the confirmation.
 const Annotation = names.Prefix + "adopted-from"
 
-// protection is the finalizer that keeps a PersistentVolume while a claim has it.
+// protection is the finalizer that keeps a PersistentVolume while a claim is bound to it.
 const protection = "kubernetes.io/pv-protection"
 
-// ErrDriver is the error of a volume of a driver whose volumes cannot be adopted.
+// ErrDriver means that volumes of this driver cannot be adopted.
 var ErrDriver = errors.New("its driver is neither TopoLVM nor OpenEBS LVM; volumes of others are copied, see docs/how-to/coming-from-elsewhere.md")
 
-// driver is another driver, and how its PersistentVolumes describe their logical volumes.
-// Both make a logical volume's name the volume's handle.
+// driver describes the PersistentVolumes of another driver. Their volume handle is the logical
+// volume's name.
 type driver struct {
 	name string
-	// topology are the keys of the label that says on which node a volume is.
+	// topology are the possible keys of the label of a volume's node.
 	topology []string
-	// group is the volume attribute with the volume group; empty where there is none.
+	// group is the volume attribute with the volume group; empty if none has it.
 	group string
 }
 
@@ -48,20 +48,19 @@ var drivers = map[string]driver{
 	"local.csi.openebs.io": {name: "OpenEBS LVM", topology: []string{"openebs.io/nodename", "openebs.io/nodeid", "kubernetes.io/hostname"}, group: "openebs.io/volgroup"},
 }
 
-// Source is where a volume of another driver lies.
+// Source is the location of a volume of another driver.
 type Source struct {
 	Driver string `json:"driver"`
 	// TopologyKey and TopologyValue are the label of its node.
 	TopologyKey   string `json:"-"`
 	TopologyValue string `json:"-"`
-	// VolumeGroup is empty when the PersistentVolume does not name it.
+	// VolumeGroup is empty if the PersistentVolume does not name it.
 	VolumeGroup   string `json:"volumeGroup,omitempty"`
 	LogicalVolume string `json:"logicalVolume"`
 	Block         bool   `json:"block"`
 }
 
-// SourceOf reads where a PersistentVolume's volume lies. The error is ErrDriver for drivers
-// whose volumes are not adopted.
+// SourceOf returns the location of a PersistentVolume's volume, or ErrDriver for other drivers.
 func SourceOf(pv *corev1.PersistentVolume) (Source, error) {
 	if pv.Spec.CSI == nil {
 		return Source{}, ErrDriver
@@ -83,7 +82,7 @@ func SourceOf(pv *corev1.PersistentVolume) (Source, error) {
 	return Source{}, fmt.Errorf("PersistentVolume %s names no node: want a node affinity with one of %q", pv.Name, d.topology)
 }
 
-// required returns the one value that a volume's node affinity requires of a label.
+// required returns the only value that a volume's node affinity permits for a label.
 func required(pv *corev1.PersistentVolume, key string) (string, bool) {
 	if pv.Spec.NodeAffinity == nil || pv.Spec.NodeAffinity.Required == nil || len(pv.Spec.NodeAffinity.Required.NodeSelectorTerms) != 1 {
 		return "", false
@@ -96,7 +95,7 @@ func required(pv *corev1.PersistentVolume, key string) (string, bool) {
 	return "", false
 }
 
-// Save encodes a PersistentVolume for the annotation: what makes it again.
+// Save encodes what is needed to recreate a PersistentVolume, for the annotation.
 func Save(pv *corev1.PersistentVolume) (string, error) {
 	kept := &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: pv.Name, Labels: pv.Labels, Annotations: pv.Annotations, Finalizers: pv.Finalizers},
@@ -111,7 +110,7 @@ func Save(pv *corev1.PersistentVolume) (string, error) {
 	return string(text), nil
 }
 
-// Load decodes what Save made.
+// Load decodes the result of Save.
 func Load(text string) (*corev1.PersistentVolume, error) {
 	pv := &corev1.PersistentVolume{}
 	if err := json.Unmarshal([]byte(text), pv); err != nil {
@@ -123,9 +122,9 @@ func Load(text string) (*corev1.PersistentVolume, error) {
 	return pv, nil
 }
 
-// PersistentVolume returns the one that takes the saved one's place: the volume is Carve's, and
-// is kept when the claim is deleted, until the adoption is confirmed. StorageClass, size, access
-// modes and mount options stay, as the claim has them, too.
+// PersistentVolume returns Carve's replacement for the saved PersistentVolume. It has the policy
+// Retain until the adoption is confirmed. StorageClass, size, access modes and mount options stay,
+// to match the claim.
 func PersistentVolume(saved *corev1.PersistentVolume, vol *lvmdv1.Volume, node string) *corev1.PersistentVolume {
 	pv := &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{
@@ -149,8 +148,9 @@ func PersistentVolume(saved *corev1.PersistentVolume, vol *lvmdv1.Volume, node s
 	return pv
 }
 
-// Provisioner returns the annotations by which Kubernetes asked another driver to serve a claim, with Carve's name
-// as their values. While one of them names another driver, the controller may not write the claim.
+// Provisioner returns the annotations that name another driver as a claim's provisioner, with
+// Carve's name as their values. The controller may not write a claim while one of them names
+// another driver.
 func Provisioner(annotations map[string]string) map[string]any {
 	changed := map[string]any{}
 	for _, key := range []string{volume.AnnStorageProvisioner, volume.AnnBetaStorageProvisioner} {
@@ -161,8 +161,8 @@ func Provisioner(annotations map[string]string) map[string]any {
 	return changed
 }
 
-// WithoutDriver returns the finalizers of a claim without those of the drivers whose volumes are
-// adopted: once such a driver is removed, a claim with its finalizer could not be deleted.
+// WithoutDriver removes the finalizers of the drivers whose volumes are adopted: a claim that kept
+// one could not be deleted once its driver is removed.
 func WithoutDriver(finalizers []string) []string {
 	return slices.DeleteFunc(slices.Clone(finalizers), func(f string) bool {
 		return f == "topolvm.io/pvc" || f == "topolvm.cybozu.com/pvc"

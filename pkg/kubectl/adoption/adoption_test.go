@@ -12,7 +12,6 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// volumeOf is a PersistentVolume of a driver on the node with a label.
 func volumeOf(driver, key string, values ...string) *corev1.PersistentVolume {
 	return &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: "pvc-1", Labels: map[string]string{"team": "a"}, Finalizers: []string{protection, "example.com/kept"}},
