@@ -110,7 +110,7 @@ func run(ctx context.Context, f flags) error {
 	group.Go(func() error { return c.Run(ctx) })
 	group.Go(func() error {
 		return ops.Serve(ctx, ops.Options{
-			Address: f.opsListen, MetricsTokenFile: f.metricsTokenFile, Registry: registry, Ready: c.Ready, Log: f.Log,
+			Address: f.opsListen, MetricsTokenFile: f.metricsTokenFile, Registry: registry, Healthy: c.Healthy, Ready: c.Ready, Log: f.Log,
 		})
 	})
 	return group.Wait()

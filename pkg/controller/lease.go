@@ -27,6 +27,9 @@ const (
 	leaseDuration = 6 * time.Second
 	renewDeadline = 4500 * time.Millisecond
 	retryPeriod   = 750 * time.Millisecond
+	// maxOverdue bounds how long act may run after the lease was lost: nothing else stops a replica that
+	// hangs, and it cannot contend for the lease again before act returns.
+	maxOverdue = 2 * time.Minute
 )
 
 // lease is what the replicas contend for: its holder acts.
@@ -38,6 +41,16 @@ type lease struct {
 	duration, deadline, retry time.Duration
 	// current is the candidacy under way, nil for none.
 	current atomic.Pointer[candidacy]
+	// lostAt is set while act runs after the lease was lost.
+	lostAt atomic.Pointer[time.Time]
+}
+
+// healthy returns an error if act has not returned for maxOverdue after the lease was lost.
+func (l *lease) healthy() error {
+	if lost := l.lostAt.Load(); lost != nil && time.Since(*lost) > maxOverdue {
+		return fmt.Errorf("lost lease %s %v ago, and has not stopped acting since", leaseName, time.Since(*lost).Round(time.Second))
+	}
+	return nil
 }
 
 // newLease makes the lease of a replica.
@@ -122,6 +135,8 @@ func (l *lease) holdOnce(ctx context.Context, act func(ctx context.Context, rele
 	if c.giveUp(); c.state.Load() == givenUp {
 		return nil
 	}
+	l.lostAt.Store(ptr.To(time.Now()))
+	defer l.lostAt.Store(nil)
 	return <-done
 }
 

@@ -96,6 +96,39 @@ func TestALeaseThatCannotBeRenewedIsNotReleasedWhileItsHolderActs(t *testing.T) 
 	})
 }
 
+func TestLeaderThatHangsIsUnhealthy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := clientfake.New()
+		var cut atomic.Bool
+		client.PrependReactor("update", "leases", func(k8stesting.Action) (bool, runtime.Object, error) {
+			return cut.Load(), nil, errors.New("no answer")
+		})
+		ctx, stop := context.WithCancel(t.Context())
+		l := contender(client, "me")
+		must.Succeed(t, l.hold(ctx, func(acting context.Context, _ bool) error {
+			time.Sleep(2 * maxOverdue)
+			if err := l.healthy(); err != nil {
+				t.Errorf("it holds the lease: %v", err)
+			}
+			cut.Store(true)
+			<-acting.Done()
+			time.Sleep(maxOverdue / 2)
+			if err := l.healthy(); err != nil {
+				t.Errorf("it lost the lease %v ago: %v", maxOverdue/2, err)
+			}
+			time.Sleep(maxOverdue)
+			if l.healthy() == nil {
+				t.Errorf("it lost the lease %v ago, and is healthy", 3*maxOverdue/2)
+			}
+			stop()
+			return nil
+		}))
+		if err := l.healthy(); err != nil {
+			t.Errorf("it has stopped: %v", err)
+		}
+	})
+}
+
 func TestTheLeaseOfAnotherReplicaIsNotReleased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := clientfake.New()

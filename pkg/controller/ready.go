@@ -117,3 +117,7 @@ func (c *Controller) Ready(context.Context) error {
 	}
 	return c.readiness.check(c.core.Cluster)
 }
+
+// Healthy returns an error if the replica should be restarted: it still acts two minutes after it lost
+// its lease. It may be called concurrently, and costs little.
+func (c *Controller) Healthy(context.Context) error { return c.lease.healthy() }

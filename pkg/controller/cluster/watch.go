@@ -3,6 +3,7 @@ package cluster
 import (
 	"fmt"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -39,13 +40,29 @@ func On[T cache.Object](informer cache.TypedSharedIndexInformer[T], funcs cache.
 	}
 }
 
+// apiObject is an object of the API server.
+type apiObject interface {
+	cache.Object
+	GetUID() types.UID
+}
+
 // OnChange returns a Handler that calls changed with each object, initially and after changes, and
-// deleted, unless nil, with the last known state of each removed one.
-func OnChange[T cache.Object](informer cache.TypedSharedIndexInformer[T], changed, deleted func(T)) Handler {
+// deleted, unless nil, with the last known state of each removed one. An informer that missed a
+// deletion, as across a relist, reports a new object of the same name as a change of the old one.
+func OnChange[T apiObject](informer cache.TypedSharedIndexInformer[T], changed, deleted func(T)) Handler {
+	if deleted == nil {
+		deleted = func(T) {}
+	}
 	return On(informer, cache.TypedResourceEventHandlerFuncs[T]{
-		AddFunc: changed, UpdateFunc: func(_, now T) { changed(now) },
+		AddFunc: changed,
+		UpdateFunc: func(before, now T) {
+			if before.GetUID() != now.GetUID() {
+				deleted(before)
+			}
+			changed(now)
+		},
 		DeleteFunc: func(gone cache.DeletedObject[T]) {
-			if last := gone.OptionalObj; deleted != nil && last != *new(T) {
+			if last := gone.OptionalObj; last != *new(T) {
 				deleted(last)
 			}
 		},
