@@ -33,9 +33,8 @@ func TestReferenceOfConditionsIsCurrent(t *testing.T) {
 
 A healthy volume or device class has no condition. Conditions are shown by `+"`carve-lvmd volumes` and `carve-lvmd classes`"+` on
 the node, by the metrics `+"`carve_lvmd_unhealthy_volumes`, `carve_lvmd_class_condition` and `carve_node_volume_conditions`"+`, and by
-[Events](events.md), which come within two minutes: `+"`VolumeUnhealthy` for a volume, `DeviceClassUnhealthy` or `DeviceClassUnusable`"+` on the
-node for a class. `+"`VolumeGroupChanged` and `DeletionWaits` have Events of their names; `OutOfSync`"+`, which is ordinary, has none. In commands,
-VG, VOLUME and POOL stand for names in LVM.
+[Events](events.md), which come within two minutes: `+"`VolumeUnhealthy` for a volume, `DeviceClassUnhealthy`"+` on the
+node for a class. `+"`OutOfSync`"+`, which is ordinary, has none. In commands, VG, VOLUME and POOL stand for names in LVM.
 
 `+pagetest.Table([]string{"condition", "of", "cannot be used", "meaning", "remedy"}, rows)+`
 A claim has the condition `+"`"+names.ConditionVolumeMissing+"`"+` while its node does not have its volume

@@ -95,9 +95,9 @@ func (s *scope) usableOnceThereIsAGroup() {
 		s.must(carve.Until(s.ctx, waitTimeout, "an Event says what "+node+" lacks", func(ctx context.Context) error {
 			events, err := s.Events(ctx, metav1.NamespaceDefault, "Node", node)
 			if err == nil && !slices.ContainsFunc(events, func(e corev1.Event) bool {
-				return e.Reason == "DeviceClassUnusable" && strings.Contains(e.Message, "VolumeGroupMissing") && strings.Contains(e.Message, laterGroup)
+				return e.Reason == "DeviceClassUnhealthy" && strings.Contains(e.Message, "VolumeGroupMissing") && strings.Contains(e.Message, laterGroup)
 			}) {
-				err = fmt.Errorf("want DeviceClassUnusable, got %d Events", len(events))
+				err = fmt.Errorf("want DeviceClassUnhealthy, got %d Events", len(events))
 			}
 			return err
 		}), "wait for the Event")

@@ -144,7 +144,7 @@ func TestANodeOnWhichCreatesFailIsNotOfferedAgainAtOnce(t *testing.T) {
 			h.claim("d", "n1", nil) // its class was changed by hand, say
 			waittest.Until(t, "claim is bound", h.bound("d"))
 			waittest.Until(t, "a success restores the capacity", h.capacityIs("n1", gib-100*mib))
-			h.event(cluster.ReasonOffered, "local")
+			h.event(cluster.ReasonClassRecovered, "device class local recovered from: CapacityHeldBack")
 		})
 	}
 }

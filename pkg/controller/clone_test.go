@@ -76,7 +76,7 @@ func TestACloneIsMadeOnItsSourcesNodeAndTheSourceIsProtectedMeanwhile(t *testing
 				t.Errorf("selected node %q", node)
 			}
 			if selected != "n2" {
-				h.event("Normal SourceNodeSelected", "node n2", "claim src")
+				h.event("Normal Provisioning", "node n2", "claim src")
 			}
 		})
 	}
@@ -260,7 +260,7 @@ func TestAClonesNodeThatIsAwayIsWaitedFor(t *testing.T) {
 		return !view.Connected
 	})
 	h.claim("c", "n1", cloneOf("src"))
-	h.event("Normal SourceNodeSelected", "node n2")
+	h.event("Normal Provisioning", "node n2")
 	h.attach(n2, "n2")
 	waittest.Until(h.t, "clone is bound", h.bound("c"))
 }

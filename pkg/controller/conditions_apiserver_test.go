@@ -74,14 +74,14 @@ func TestConditionsBecomeEventsOnARealServer(t *testing.T) {
 		reason string
 		words  string
 	}{
-		{conditions.DeletionWaits, ofClass(gib, conditions.DeletionWaits), []metav1.Object{object}, "DeletionWaits", "why DeletionWaits"},
-		{conditions.VolumeGroupReplaced, ofClass(0, conditions.VolumeGroupReplaced), []metav1.Object{object}, "DeviceClassUnusable", "device class local: VolumeGroupReplaced: why"},
-		{conditions.VolumeGroupOutdated, ofClass(0, conditions.VolumeGroupOutdated), []metav1.Object{object}, "DeviceClassUnusable", "device class local: VolumeGroupOutdated: why"},
-		{conditions.VolumeGroupUnfit, ofClass(0, conditions.VolumeGroupUnfit), []metav1.Object{object}, "DeviceClassUnusable", "device class local: VolumeGroupUnfit: why"},
-		{conditions.TooFewDevices, ofClass(0, conditions.TooFewDevices), []metav1.Object{object}, "DeviceClassUnusable", "device class local: TooFewDevices: why"},
-		{conditions.VolumeGroupMissing, ofClass(0, conditions.VolumeGroupMissing), []metav1.Object{object}, "DeviceClassUnusable", "device class local: VolumeGroupMissing: why"},
-		{conditions.DuplicateDevice, ofClass(0, conditions.DuplicateDevice), []metav1.Object{object}, "DeviceClassUnusable", "device class local: DuplicateDevice: why"},
-		{conditions.VolumeGroupChanged, ofClass(gib, conditions.VolumeGroupChanged), []metav1.Object{object}, "VolumeGroupChanged", "device class local: why VolumeGroupChanged"},
+		{conditions.DeletionWaits, ofClass(gib, conditions.DeletionWaits), []metav1.Object{object}, "DeviceClassUnhealthy", "device class local: DeletionWaits: why DeletionWaits"},
+		{conditions.VolumeGroupReplaced, ofClass(0, conditions.VolumeGroupReplaced), []metav1.Object{object}, "DeviceClassUnhealthy", "device class local: VolumeGroupReplaced: why"},
+		{conditions.VolumeGroupOutdated, ofClass(0, conditions.VolumeGroupOutdated), []metav1.Object{object}, "DeviceClassUnhealthy", "device class local: VolumeGroupOutdated: why"},
+		{conditions.VolumeGroupUnfit, ofClass(0, conditions.VolumeGroupUnfit), []metav1.Object{object}, "DeviceClassUnhealthy", "device class local: VolumeGroupUnfit: why"},
+		{conditions.TooFewDevices, ofClass(0, conditions.TooFewDevices), []metav1.Object{object}, "DeviceClassUnhealthy", "device class local: TooFewDevices: why"},
+		{conditions.VolumeGroupMissing, ofClass(0, conditions.VolumeGroupMissing), []metav1.Object{object}, "DeviceClassUnhealthy", "device class local: VolumeGroupMissing: why"},
+		{conditions.DuplicateDevice, ofClass(0, conditions.DuplicateDevice), []metav1.Object{object}, "DeviceClassUnhealthy", "device class local: DuplicateDevice: why"},
+		{conditions.VolumeGroupChanged, ofClass(gib, conditions.VolumeGroupChanged), []metav1.Object{object}, "DeviceClassUnhealthy", "device class local: VolumeGroupChanged: why"},
 		{conditions.HasDependents, ofVolume(conditions.HasDependents), []metav1.Object{claim, pod}, "VolumeUnhealthy", "on node n1 is not healthy: HasDependents: why"},
 		{conditions.UnmountFails, found(conditions.UnmountFails), []metav1.Object{claim, pod}, "VolumeUnhealthy", "on node n1 is not healthy: UnmountFails: why"},
 	} {
@@ -102,7 +102,7 @@ func TestConditionsBecomeEventsOnARealServer(t *testing.T) {
 		})
 	}
 	waittest.Until(t, "there are the Events that it is over", func() bool {
-		return w.eventOn(t, object, "DeviceClassUsable", "device class local") != nil && w.eventOn(t, pod, "VolumeRecovered", "UnmountFails") != nil
+		return w.eventOn(t, object, "DeviceClassRecovered", "device class local recovered from: VolumeGroupChanged") != nil && w.eventOn(t, pod, "VolumeRecovered", "UnmountFails") != nil
 	})
 	w.unlabel(t, c, a, object)
 	must.Succeed(t, client.CoreV1().Pods(ours).Delete(t.Context(), "user", metav1.DeleteOptions{}))

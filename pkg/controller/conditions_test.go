@@ -106,15 +106,14 @@ func TestAClassWhoseConditionsChange(t *testing.T) {
 	step("of a second group, too", gib, []*lvmdv1.Condition{{Type: "MetadataFull", Message: "why"}, {Type: "MetadataFull", Message: "another"}},
 		"Warning DeviceClassUnhealthy device class local: MetadataFull: another; why")
 	step("a disk beside it", gib, of("MetadataFull", "DiskErrors"), "Warning DeviceClassUnhealthy device class local: DiskErrors: why DiskErrors")
-	step("that is over", gib, of("MetadataFull"), "Normal DeviceClassRecovered device class local has this no more: DiskErrors")
+	step("that is over", gib, of("MetadataFull"), "Normal DeviceClassRecovered device class local recovered from: DiskErrors")
 	step("nothing answers", 0, of("NotResponding"),
-		"Warning DeviceClassUnusable no volume can be made in device class local: NotResponding: why NotResponding",
-		"Normal DeviceClassRecovered device class local has this no more: MetadataFull")
+		"Warning DeviceClassUnhealthy no volume can be made in device class local: NotResponding: why NotResponding",
+		"Normal DeviceClassRecovered device class local recovered from: MetadataFull")
 	step("another cause beside it", 0, of("NotResponding", "DuplicateDevice"),
-		"Warning DeviceClassUnusable no volume can be made in device class local: DuplicateDevice: why DuplicateDevice")
-	step("one of them is over", 0, of("DuplicateDevice"))
+		"Warning DeviceClassUnhealthy no volume can be made in device class local: DuplicateDevice: why DuplicateDevice")
+	step("one of them is over", 0, of("DuplicateDevice"), "Normal DeviceClassRecovered device class local recovered from: NotResponding")
 	step("another group has space", gib, of("DuplicateDevice"),
-		"Warning DeviceClassUnhealthy device class local: DuplicateDevice: why DuplicateDevice",
-		"Normal DeviceClassUsable volumes can be made in device class local again")
-	step("all is well", gib, nil, "Normal DeviceClassRecovered device class local has this no more: DuplicateDevice")
+		"Warning DeviceClassUnhealthy device class local: DuplicateDevice: why DuplicateDevice")
+	step("all is well", gib, nil, "Normal DeviceClassRecovered device class local recovered from: DuplicateDevice")
 }

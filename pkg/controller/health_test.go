@@ -93,7 +93,7 @@ func TestUsersAreNotifiedOfWhatIsWrongWithTheirVolumes(t *testing.T) {
 	wantEvents(t, "a lost disk", w.setHealth(of("MissingDevice"), nil), 3, "Warning VolumeUnhealthy", "on node n1", "MissingDevice: why MissingDevice")
 	wantEvents(t, "the same", w.setHealth(of("MissingDevice"), nil), 0)
 	wantEvents(t, "what the node plugin found", w.setHealth(of("MissingDevice"), of("FileSystemReadOnly")), 3, "VolumeUnhealthy", "FileSystemReadOnly")
-	wantEvents(t, "one is over", w.setHealth(nil, of("FileSystemReadOnly")), 3, "Normal VolumeRecovered", "has this no more: MissingDevice")
+	wantEvents(t, "one is over", w.setHealth(nil, of("FileSystemReadOnly")), 3, "Normal VolumeRecovered", "recovered from: MissingDevice")
 	wantEvents(t, "all is well", w.setHealth(nil, nil), 3, "Normal VolumeRecovered", "FileSystemReadOnly")
 	wantEvents(t, "what is harmless", w.setHealth(of("OutOfSync"), nil), 0)
 	wantEvents(t, "what may pass", w.setHealth(of("Suspended"), nil), 0)
@@ -111,22 +111,20 @@ func TestANodeWithoutItsVolumeGroupIsNamedUntilItHasOne(t *testing.T) {
 		w.reportClass(bytes, conditions)
 		w.drain()
 		w.pass()
-		return slices.DeleteFunc(w.drain(), func(e string) bool {
-			return !strings.Contains(e, "DeviceClass") && !strings.Contains(e, "DeletionWaits")
-		})
+		return slices.DeleteFunc(w.drain(), func(e string) bool { return !strings.Contains(e, "DeviceClass") })
 	}
-	wantEvents(t, "no group", report(0, of("VolumeGroupMissing")...), 1, "Warning DeviceClassUnusable", "device class local: VolumeGroupMissing: why VolumeGroupMissing")
+	wantEvents(t, "no group", report(0, of("VolumeGroupMissing")...), 1, "Warning DeviceClassUnhealthy", "no volume can be made in device class local: VolumeGroupMissing: why VolumeGroupMissing")
 	waittest.Until(t, "the capacity is zero", w.capacityIs("n1", 0))
 	wantEvents(t, "still none", report(0, of("VolumeGroupMissing")...), 0)
-	wantEvents(t, "the group appears", report(gib), 1, "Normal DeviceClassUsable", "device class local")
-	wantEvents(t, "a deletion that waits", report(gib, of("DeletionWaits")...), 1, "Warning DeletionWaits", "why DeletionWaits")
+	wantEvents(t, "the group appears", report(gib), 1, "Normal DeviceClassRecovered", "device class local recovered from: VolumeGroupMissing")
+	wantEvents(t, "a deletion that waits", report(gib, of("DeletionWaits")...), 1, "Warning DeviceClassUnhealthy device class local: DeletionWaits: why DeletionWaits")
 	wantEvents(t, "it waits still", report(gib, of("DeletionWaits")...), 0)
-	wantEvents(t, "it goes on", report(gib), 0)
-	wantEvents(t, "a group that does not fit the class", report(0, of("VolumeGroupUnfit")...), 1, "Warning DeviceClassUnusable", "device class local: VolumeGroupUnfit: why VolumeGroupUnfit")
-	wantEvents(t, "its extents were changed", report(gib), 1, "Normal DeviceClassUsable", "device class local")
-	wantEvents(t, "fewer disks than its layout needs", report(0, of("TooFewDevices")...), 1, "Warning DeviceClassUnusable", "device class local: TooFewDevices: why TooFewDevices")
-	wantEvents(t, "a disk was added", report(gib), 1, "Normal DeviceClassUsable", "device class local")
-	wantEvents(t, "a disk and its copy", report(0, of("DuplicateDevice")...), 1, "Warning DeviceClassUnusable", "DuplicateDevice: why DuplicateDevice")
+	wantEvents(t, "it goes on", report(gib), 1, "Normal DeviceClassRecovered", "device class local recovered from: DeletionWaits")
+	wantEvents(t, "a group that does not fit the class", report(0, of("VolumeGroupUnfit")...), 1, "Warning DeviceClassUnhealthy", "no volume can be made in device class local: VolumeGroupUnfit: why VolumeGroupUnfit")
+	wantEvents(t, "its extents were changed", report(gib), 1, "Normal DeviceClassRecovered", "device class local")
+	wantEvents(t, "fewer disks than its layout needs", report(0, of("TooFewDevices")...), 1, "Warning DeviceClassUnhealthy", "no volume can be made in device class local: TooFewDevices: why TooFewDevices")
+	wantEvents(t, "a disk was added", report(gib), 1, "Normal DeviceClassRecovered", "device class local")
+	wantEvents(t, "a disk and its copy", report(0, of("DuplicateDevice")...), 1, "Warning DeviceClassUnhealthy", "DuplicateDevice: why DuplicateDevice")
 }
 
 func TestANodeWhoseVolumeGroupTookThePlaceOfAnotherIsNamedOnce(t *testing.T) {
@@ -138,10 +136,10 @@ func TestANodeWhoseVolumeGroupTookThePlaceOfAnotherIsNamedOnce(t *testing.T) {
 		w.pass()
 		return slices.DeleteFunc(w.drain(), func(e string) bool { return !strings.Contains(e, "device class") })
 	}
-	wantEvents(t, "another group", report(of("VolumeGroupChanged")...), 1, "Warning VolumeGroupChanged", "device class local: why VolumeGroupChanged")
+	wantEvents(t, "another group", report(of("VolumeGroupChanged")...), 1, "Warning DeviceClassUnhealthy", "device class local: VolumeGroupChanged: why VolumeGroupChanged")
 	wantEvents(t, "the same", report(of("VolumeGroupChanged")...), 0)
-	wantEvents(t, "that is over", report(), 0)
-	wantEvents(t, "another one again", report(of("VolumeGroupChanged")...), 1, "Warning VolumeGroupChanged")
+	wantEvents(t, "that is over", report(), 1, "Normal DeviceClassRecovered", "device class local recovered from: VolumeGroupChanged")
+	wantEvents(t, "another one again", report(of("VolumeGroupChanged")...), 1, "Warning DeviceClassUnhealthy")
 }
 
 func TestTheHealthOfVolumesOnNodesThatAreAwayIsNotOver(t *testing.T) {

@@ -81,7 +81,7 @@ func TestOtherDisksWithTheRightsThatAreShipped(t *testing.T) {
 	}
 	a.Pass(t.Context())
 	waittest.Until(t, "claim and volume are gone", func() bool { return w.get(claim) == nil && w.pv(claim) == nil })
-	for _, reason := range []string{cluster.ReasonVolumeMissing, cluster.ReasonVolumeFound, cluster.ReasonNodeLost} {
+	for _, reason := range []string{cluster.ReasonVolumeMissing, cluster.ReasonVolumeRecovered, cluster.ReasonNodeLost} {
 		waittest.Until(t, "the Event "+reason, func() bool {
 			events, err := client.CoreV1().Events(ours).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=data,reason=" + reason})
 			return err == nil && len(events.Items) > 0

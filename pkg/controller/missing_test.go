@@ -178,7 +178,7 @@ func TestPodsThatUseAVolumeThatItsNodeLacksAreNotified(t *testing.T) {
 	w.node.Restart("n1")
 	w.reboot(w.node)
 	w.pass()
-	wantEvents(t, "when it is back", about(cluster.ReasonVolumeFound), 3, "on node n1 again")
+	wantEvents(t, "when it is back", about(cluster.ReasonVolumeRecovered), 3, "on node n1 recovered from: VolumeMissing")
 }
 
 func TestANodeWithOtherDisksTakesAlongTheClaimsWhoseClassSaysSo(t *testing.T) {
@@ -228,7 +228,7 @@ func TestANodeWithItsOldDisksServesItsVolumesAgain(t *testing.T) {
 	w.node.Restart("n1")
 	w.reboot(w.node)
 	w.pass()
-	w.event("Normal VolumeFound", "on node n1 again")
+	w.event("Normal VolumeRecovered", "on node n1 recovered from: VolumeMissing")
 	if pv := w.pv("pvc-uid-c"); w.condition() != "" || pv.Status.Reason != "" || pv.Status.Message != "" || w.missing(audit.CauseReplaced) != 0 {
 		t.Errorf("it is still said to be missing: %q, %+v", w.condition(), pv.Status)
 	}

@@ -84,9 +84,9 @@ func TestOrphansAreReportedOnceAndAgainWhenSomethingChanges(t *testing.T) {
 		{"nothing changed", func() {}, nil},
 		{"its node comes back", func() { w.net.Detach("n1"); w.pass(); w.reboot(w.node); w.reported(2) }, nil},
 		{"removal is asked for, while it is mounted", func() { w.a.RemoveOrphans = true; refuseDeletes(w.node, names.ReasonVolumeInUse) },
-			[]string{"Warning OrphanNotRemoved", id, "node n1: the node says no"}},
+			[]string{"Warning OrphanFound not removed; retrying: ", id, "node n1: the node says no"}},
 		{"it is still mounted", func() {}, nil},
-		{"LVM fails", func() { refuseDeletes(w.node, names.ReasonCommandFailed) }, []string{"Warning OrphanNotRemoved", id, "the log of lvmd there says more"}},
+		{"LVM fails", func() { refuseDeletes(w.node, names.ReasonCommandFailed) }, []string{"Warning OrphanFound not removed; retrying: ", id, "the log of lvmd there says more"}},
 		{"LVM works", func() { refuseDeletes(w.node, "") }, []string{"Normal OrphanRemoved", id, "claim default/gone"}},
 		{"it is gone", func() { w.reported(1) }, nil},
 	} {
@@ -283,7 +283,7 @@ func TestAnOrphanIsRemovedOnlyIfTheAPIServerKnowsNothingOfIt(t *testing.T) {
 				t.Errorf("removed: want %t, got %t", want, removed)
 			}
 			if test.says != "" {
-				h.event("Warning OrphanNotRemoved", test.says)
+				h.event("Warning OrphanFound not removed", test.says)
 			}
 		})
 	}

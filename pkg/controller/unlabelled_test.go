@@ -56,7 +56,7 @@ func TestANodeWithoutItsTopologyLabelIsNamedUntilItHasIt(t *testing.T) {
 	wantEvents(t, "still another node's", pass(), 0)
 	counted(1)
 	label("n1")
-	wantEvents(t, "its own", pass(), 1, v1.EventTypeNormal+" TopologyLabelRestored")
+	wantEvents(t, "its own", pass(), 0)
 	counted(0)
 	label("")
 	pass()

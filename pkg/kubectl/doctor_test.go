@@ -43,8 +43,9 @@ func onNode(node string, reported ...[2]string) []runtime.Object {
 const (
 	noGroup   = `no volume can be made in device class local: VolumeGroupMissing: volume group "carve" does not exist on this node`
 	noPool    = `no volume can be made in device class thin: PoolFailed: the thin pool "carve/pool" failed`
-	usable    = "volumes can be made in device class thin again"
-	notUsable = "DeviceClassUnusable"
+	usable    = "device class thin recovered from: PoolFailed"
+	unhealthy = "DeviceClassUnhealthy"
+	recovered = "DeviceClassRecovered"
 )
 
 // One of two nodes offers nothing.
@@ -63,16 +64,16 @@ func TestDoctorNotesNodesWithoutSpaceAndFindsFaults(t *testing.T) {
 		"a full node for whose space a claim waits": {node: "n1", waiting: true, level: "note",
 			want: []string{"its volumes take 10.0Gi, and claims whose volumes are being made asked for 2.0Gi"}},
 		"a node without volumes": {node: "n2", level: "note", want: []string{"it offers no space", "has no volume", "kubectl carve doctor --agents"}},
-		"a node without the group": {node: "n2", events: [][2]string{{notUsable, noGroup}}, level: "note",
+		"a node without the group": {node: "n2", events: [][2]string{{unhealthy, noGroup}}, level: "note",
 			want: []string{"device class local", "VolumeGroupMissing", `"carve" does not exist`, "vgs --foreign", "Only if none shows it", "vgcreate", "optional: true"}},
-		"a node that lost the group": {node: "n1", events: [][2]string{{notUsable, noGroup}}, level: "WRONG",
+		"a node that lost the group": {node: "n1", events: [][2]string{{unhealthy, noGroup}}, level: "WRONG",
 			want: []string{"VolumeGroupMissing", "holds PersistentVolumes", "docs/reference/conditions.md"}},
-		"a full node without the group of another class": {node: "n1", events: [][2]string{{notUsable, strings.ReplaceAll(noGroup, `"carve"`, `"more"`)}}, level: "note",
+		"a full node without the group of another class": {node: "n1", events: [][2]string{{unhealthy, strings.ReplaceAll(noGroup, `"carve"`, `"more"`)}}, level: "note",
 			want: []string{`"more" does not exist`, "its volumes take 10.0Gi", "vgcreate", "kubectl carve volumes --node n1"}},
-		"a pool that failed": {node: "n2", events: [][2]string{{notUsable, noPool}}, level: "WRONG", want: []string{"PoolFailed"}},
-		"a pool that failed, and no group": {node: "n2", events: [][2]string{{notUsable, noPool}, {notUsable, noGroup}}, level: "WRONG",
+		"a pool that failed": {node: "n2", events: [][2]string{{unhealthy, noPool}}, level: "WRONG", want: []string{"PoolFailed"}},
+		"a pool that failed, and no group": {node: "n2", events: [][2]string{{unhealthy, noPool}, {unhealthy, noGroup}}, level: "WRONG",
 			want: []string{"PoolFailed", "VolumeGroupMissing"}},
-		"a pool that had failed":             {node: "n1", events: [][2]string{{notUsable, noPool}, {"DeviceClassUsable", usable}}, level: "note", want: []string{"its volumes take 10.0Gi"}},
+		"a pool that had failed":             {node: "n1", events: [][2]string{{unhealthy, noPool}, {recovered, usable}}, level: "note", want: []string{"its volumes take 10.0Gi"}},
 		"a node whose capacity is held back": {node: "n2", held: true, level: "WRONG", want: []string{"creating volumes fails", "kubectl describe node n2"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -118,7 +119,6 @@ func TestDoctorNotesNodesWithoutSpaceAndFindsFaults(t *testing.T) {
 
 // A node with space reports conditions of its classes.
 func TestDoctorFindsWhatOneOfSeveralClassesHas(t *testing.T) {
-	const unhealthy, ends, recovered = "DeviceClassUnhealthy", "DeviceClassUsable", "DeviceClassRecovered"
 	high := "device class thin: PoolDataHigh: the pool is full to 90%"
 	both := `no volume can be made in device class fast, thin: NotResponding: LVM does not answer`
 	for name, test := range map[string]struct {
@@ -129,22 +129,26 @@ func TestDoctorFindsWhatOneOfSeveralClassesHas(t *testing.T) {
 		// have space.
 		unnamed, space bool
 	}{
-		"a class with space, of which no end was reported":           {events: [][2]string{{notUsable, noPool}}, space: true, level: "ok"},
-		"the default class with space, of which no end was reported": {events: [][2]string{{notUsable, noPool}}, unnamed: true, level: "ok"},
+		"a class with space, of which no end was reported":           {events: [][2]string{{unhealthy, noPool}}, space: true, level: "ok"},
+		"the default class with space, of which no end was reported": {events: [][2]string{{unhealthy, noPool}}, unnamed: true, level: "ok"},
 		"a class with space that is unhealthy":                       {events: [][2]string{{unhealthy, high}}, space: true, level: "WRONG", want: []string{"PoolDataHigh"}},
-		"an unusable class beside one with space":                    {events: [][2]string{{notUsable, noPool}}, level: "WRONG", want: []string{"PoolFailed", "docs/reference/conditions.md", "--agents"}},
+		"an unusable class beside one with space":                    {events: [][2]string{{unhealthy, noPool}}, level: "WRONG", want: []string{"PoolFailed", "docs/reference/conditions.md", "--agents"}},
 		"an unhealthy class":                                         {events: [][2]string{{unhealthy, high}}, level: "WRONG", want: []string{"PoolDataHigh"}},
 		"a message that client-go combined":                          {events: [][2]string{{unhealthy, "(combined from similar events): " + high}}, level: "WRONG", want: []string{"PoolDataHigh"}},
-		"a class without its group yet":                              {events: [][2]string{{notUsable, strings.ReplaceAll(noGroup, `"carve"`, `"more"`)}}, level: "note", want: []string{"VolumeGroupMissing", "vgcreate"}},
-		"another class that is usable again": {events: [][2]string{{notUsable, noPool}, {ends, "volumes can be made in device class local again"}},
+		"a class without its group yet":                              {events: [][2]string{{unhealthy, strings.ReplaceAll(noGroup, `"carve"`, `"more"`)}}, level: "note", want: []string{"VolumeGroupMissing", "vgcreate"}},
+		"another class that is usable again": {events: [][2]string{{unhealthy, noPool}, {recovered, "device class local recovered from: PoolFailed"}},
 			level: "WRONG", want: []string{"PoolFailed"}},
-		"one of two classes that is usable again": {events: [][2]string{{notUsable, both}, {ends, usable}}, level: "WRONG", want: []string{"fast, thin: NotResponding"}},
-		"both that are": {events: [][2]string{{notUsable, both}, {ends, usable}, {ends, "volumes can be made in device class fast again"}}, level: "ok"},
-		"a class that is usable again, and unhealthy":       {events: [][2]string{{unhealthy, high}, {notUsable, noPool}, {ends, usable}}, level: "WRONG", want: []string{"PoolDataHigh"}},
-		"a class that recovered":                            {events: [][2]string{{unhealthy, high}, {recovered, "device class thin has this no more: PoolDataHigh, PoolFull"}}, level: "ok"},
-		"a class that recovered from something else":        {events: [][2]string{{unhealthy, high}, {recovered, "device class thin has this no more: PoolFull"}}, level: "WRONG", want: []string{"PoolDataHigh"}},
-		"an unhealthy class that was unusable, and is well": {events: [][2]string{{unhealthy, "device class thin: PoolFailed: m"}, {notUsable, noPool}, {ends, usable}}, level: "ok"},
-		"a class that is unusable once more":                {events: [][2]string{{notUsable, noPool}, {ends, usable}, {notUsable, noPool}}, level: "WRONG", want: []string{"PoolFailed"}},
+		"one of two classes that is usable again": {events: [][2]string{{unhealthy, both}, {recovered, "device class thin recovered from: NotResponding"}}, level: "WRONG", want: []string{"fast, thin: NotResponding"}},
+		"both that are": {events: [][2]string{{unhealthy, both}, {recovered, "device class thin recovered from: NotResponding"}, {recovered, "device class fast recovered from: NotResponding"}}, level: "ok"},
+		"a class that is usable again, and unhealthy":       {events: [][2]string{{unhealthy, high}, {unhealthy, noPool}, {recovered, usable}}, level: "WRONG", want: []string{"PoolDataHigh"}},
+		"a class that recovered":                            {events: [][2]string{{unhealthy, high}, {recovered, "device class thin recovered from: PoolDataHigh, PoolFull"}}, level: "ok"},
+		"a class that recovered from something else":        {events: [][2]string{{unhealthy, high}, {recovered, "device class thin recovered from: PoolFull"}}, level: "WRONG", want: []string{"PoolDataHigh"}},
+		"an unhealthy class that was unusable, and is well": {events: [][2]string{{unhealthy, "device class thin: PoolFailed: m"}, {unhealthy, noPool}, {recovered, usable}}, level: "ok"},
+		"a class that gets space while its condition stays": {events: [][2]string{{unhealthy, noPool}, {unhealthy, "device class thin: PoolFailed: m"}}, space: true, level: "WRONG",
+			want: []string{"PoolFailed"}},
+		"a class that is offered again, and unhealthy": {events: [][2]string{{unhealthy, high}, {recovered, "device class thin recovered from: CapacityHeldBack"}}, level: "WRONG",
+			want: []string{"PoolDataHigh"}},
+		"a class that is unusable once more": {events: [][2]string{{unhealthy, noPool}, {recovered, usable}, {unhealthy, noPool}}, level: "WRONG", want: []string{"PoolFailed"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			list := append(objects(), onNode("n1", test.events...)...)

@@ -36,7 +36,7 @@ func (s *snapshot) nodeSpace(node why.Node, reports []classReport) Check {
 		messages = append(messages, "creating volumes fails there, and its capacity is held back for a while")
 		next = append(next, "kubectl describe node "+node.Name)
 	}
-	reports = slices.DeleteFunc(reports, func(r classReport) bool { return r.reason == classUnusable && s.hasSpaceIn(node, r.class) })
+	reports = slices.DeleteFunc(reports, func(r classReport) bool { return r.isUnusable() && s.hasSpaceIn(node, r.class) })
 	for _, r := range reports {
 		switch {
 		case r.kind != conditions.VolumeGroupMissing:
@@ -82,17 +82,20 @@ func (s *snapshot) nodeSpace(node why.Node, reports []classReport) Check {
 	return note(name, strings.Join(messages, "; "), strings.Join(next, "; "))
 }
 
-// Reasons of the controller's Events for device classes. The first two concern one type of
-// condition, and hold until the next Event about that type, or until the class recovers.
+// Reasons of the controller's Events for device classes. classUnhealthy concerns one type of
+// condition, and holds until the next Event about that type, or until the class recovers from it.
 const (
-	classUnusable  = "DeviceClassUnusable"
 	classUnhealthy = "DeviceClassUnhealthy"
-	classUsable    = "DeviceClassUsable"    // no condition makes the class unusable
-	classRecovered = "DeviceClassRecovered" // the named conditions, which did not make it unusable, are over
+	classRecovered = "DeviceClassRecovered"
 )
 
 // classReport is the controller's last report of a type of condition of a device class.
-type classReport struct{ class, kind, reason, message string }
+type classReport struct{ class, kind, message string }
+
+// isUnusable reports whether no volume can be made in the class.
+func (r classReport) isUnusable() bool {
+	return strings.Contains(r.message, "no volume can be made in device class ")
+}
 
 // classReports returns the conditions of device classes that the controller reported and that are
 // not over, by node. The API server keeps Events for an hour.
@@ -108,21 +111,11 @@ func classReports(ctx context.Context, client kubernetes.Interface) (map[string]
 	reports := map[string][]classReport{}
 	for _, e := range list.Items {
 		at := reports[e.InvolvedObject.Name]
-		classes, kind := classesOf(e.Reason, e.Message)
+		classes, kinds := classesOf(e.Reason, e.Message)
 		for _, class := range classes {
-			at = slices.DeleteFunc(at, func(r classReport) bool {
-				switch {
-				case r.class != class:
-					return false
-				case e.Reason == classUsable:
-					return r.reason == classUnusable
-				case e.Reason == classRecovered:
-					return slices.Contains(strings.Split(kind, ", "), r.kind)
-				}
-				return r.kind == kind
-			})
-			if e.Reason == classUnusable || e.Reason == classUnhealthy {
-				at = append(at, classReport{class, kind, e.Reason, e.Message})
+			at = slices.DeleteFunc(at, func(r classReport) bool { return r.class == class && slices.Contains(kinds, r.kind) })
+			if e.Reason == classUnhealthy {
+				at = append(at, classReport{class, kinds[0], e.Message})
 			}
 		}
 		reports[e.InvolvedObject.Name] = at
@@ -132,20 +125,18 @@ func classReports(ctx context.Context, client kubernetes.Interface) (map[string]
 
 // classesOf parses the device classes and the types of condition in an Event. client-go may prefix
 // a message.
-func classesOf(reason, message string) (classes []string, kind string) {
+func classesOf(reason, message string) (classes, kinds []string) {
 	_, text, _ := strings.Cut(message, "device class ")
 	switch reason {
-	case classUnusable, classUnhealthy:
+	case classUnhealthy:
 		names, rest, _ := strings.Cut(text, ": ")
-		kind, _, _ = strings.Cut(rest, ": ")
-		return strings.Split(names, ", "), kind
-	case classUsable:
-		return []string{strings.TrimSuffix(text, " again")}, ""
+		kind, _, _ := strings.Cut(rest, ": ")
+		return strings.Split(names, ", "), []string{kind}
 	case classRecovered:
-		class, kinds, _ := strings.Cut(text, " has this no more: ")
-		return []string{class}, kinds
+		class, over, _ := strings.Cut(text, " recovered from: ")
+		return []string{class}, strings.Split(over, ", ")
 	}
-	return nil, ""
+	return nil, nil
 }
 
 // hasSpaceIn reports whether a node offers space in a device class. The class is then usable

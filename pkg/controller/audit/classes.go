@@ -16,55 +16,51 @@ import (
 // unusableClass are the types of conditions with which nothing can be made in a class.
 var unusableClass = append(conditions.Unusable(conditions.Class), conditions.Unusable(conditions.NewVolume)...)
 
-// classReasons are the reasons of Events for conditions that have one of their own. Their
-// messages list what happened, so that a change of it is reported, too.
-var classReasons = map[string]string{
-	conditions.DeletionWaits:      cluster.ReasonDeletionWaits,
-	conditions.VolumeGroupChanged: cluster.ReasonGroupChanged,
+// itemized are the types of conditions whose messages list what happened: a new message counts as a
+// new condition.
+var itemized = []string{conditions.DeletionWaits, conditions.VolumeGroupChanged}
+
+// classCondition is a condition of a class.
+type classCondition struct {
+	unusable bool     // whether no volume can be made in the class
+	messages []string // one of each volume group, sorted
 }
 
-// classCondition is a type of condition of a class, and the reason of its Events.
-type classCondition struct{ class, kind, reason string }
+// classConditions are conditions of a node's classes, by class and type.
+type classConditions map[string]map[string]classCondition
 
-// classConditions are conditions of a node's classes, with their messages: one of each group.
-type classConditions map[classCondition][]string
-
-// conditionsOfClasses returns the conditions that a node's classes have.
 func conditionsOfClasses(view *fleet.View) classConditions {
 	found := classConditions{}
 	for name, class := range view.Classes {
+		of := map[string]classCondition{}
 		for _, c := range class.GetConditions() {
-			if !slices.Contains(harmless, c.GetType()) {
-				at := classCondition{name, c.GetType(), classReason(class, c.GetType())}
-				found[at] = append(found[at], c.GetMessage())
+			if kind := c.GetType(); !slices.Contains(harmless, kind) {
+				of[kind] = classCondition{makesUnusable(class, kind), append(of[kind].messages, c.GetMessage())}
 			}
 		}
-	}
-	for _, messages := range found {
-		slices.Sort(messages)
+		for _, c := range of {
+			slices.Sort(c.messages)
+		}
+		if len(of) > 0 {
+			found[name] = of
+		}
 	}
 	return found
 }
 
-// classReason returns the reason of the Event for a type of condition that a class has. A class
+// makesUnusable reports whether no volume can be made in a class because of a type of condition. A class
 // that has space in another of its groups is usable.
-func classReason(class *lvmdv1.DeviceClass, kind string) string {
-	switch reason := classReasons[kind]; {
-	case reason != "":
-		return reason
-	case class.GetAvailableBytes() == 0 && slices.Contains(unusableClass, kind):
-		return cluster.ReasonClassUnusable
-	}
-	return cluster.ReasonClassUnhealthy
+func makesUnusable(class *lvmdv1.DeviceClass, kind string) bool {
+	return class.GetAvailableBytes() == 0 && slices.Contains(unusableClass, kind)
 }
 
-// mustNotify reports whether users are to be notified of these messages, after those before.
+// mustNotify reports whether users are to be notified of the condition, after the one before.
 // Numbers in messages change as volumes come and go, so that most count once.
-func (at classCondition) mustNotify(messages, before []string) bool {
-	if classReasons[at.kind] != "" {
-		return !slices.Equal(messages, before)
+func (c classCondition) mustNotify(kind string, before classCondition) bool {
+	if slices.Contains(itemized, kind) {
+		return !slices.Equal(c.messages, before.messages)
 	}
-	return len(messages) > len(before)
+	return c.unusable != before.unusable || len(c.messages) > len(before.messages)
 }
 
 // reportClasses writes Events on nodes whose device classes have conditions, such as a volume
@@ -92,59 +88,45 @@ func (a *Auditor) reportClasses(now *present) {
 // notifyConditions writes an Event for each condition that is new: one for all classes of a
 // volume group, which have the same.
 func (a *Auditor) notifyConditions(node string, before, found classConditions) {
-	type event struct{ reason, kind, message string }
+	type event struct {
+		unusable      bool
+		kind, message string
+	}
 	classes := map[event][]string{}
-	for at, messages := range found {
-		if at.mustNotify(messages, before[at]) {
-			e := event{at.reason, at.kind, strings.Join(slices.Compact(messages), "; ")}
-			classes[e] = append(classes[e], at.class)
+	for class, of := range found {
+		for kind, c := range of {
+			if c.mustNotify(kind, before[class][kind]) {
+				e := event{c.unusable, kind, strings.Join(slices.Compact(slices.Clone(c.messages)), "; ")}
+				classes[e] = append(classes[e], class)
+			}
 		}
 	}
 	var events []string
-	reasons := map[string]string{}
 	for e, of := range classes {
 		slices.Sort(of)
-		text := "device class " + strings.Join(of, ", ") + ": "
-		if e.reason == cluster.ReasonClassUnusable {
+		text := "device class " + strings.Join(of, ", ") + ": " + e.kind + ": " + e.message
+		if e.unusable {
 			text = "no volume can be made in " + text
 		}
-		if e.reason != e.kind {
-			text += e.kind + ": "
-		}
-		text += e.message
-		events, reasons[text] = append(events, text), e.reason
+		events = append(events, text)
 	}
 	slices.Sort(events)
 	for _, text := range events {
-		a.NodeEvent(node, v1.EventTypeWarning, reasons[text], text)
+		a.NodeEvent(node, v1.EventTypeWarning, cluster.ReasonClassUnhealthy, text)
 	}
 }
 
-// notifyRecovered writes Events for the classes that are usable again, and for conditions that
-// are over, of classes that are still there.
+// notifyRecovered writes Events for conditions that are over, of classes that still exist.
 func (a *Auditor) notifyRecovered(node string, view *fleet.View, before, found classConditions) {
-	unusable, has := map[string]bool{}, map[[2]string]bool{}
-	for at := range found {
-		unusable[at.class] = unusable[at.class] || at.reason == cluster.ReasonClassUnusable
-		has[[2]string{at.class, at.kind}] = true
-	}
-	usable, over := map[string]bool{}, map[string][]string{}
-	for at := range before {
-		switch {
-		case view.Classes[at.class] == nil:
-		case at.reason == cluster.ReasonClassUnusable:
-			usable[at.class] = !unusable[at.class]
-		case at.reason == cluster.ReasonClassUnhealthy && !has[[2]string{at.class, at.kind}]:
-			over[at.class] = append(over[at.class], at.kind)
+	for _, class := range view.ClassNames() {
+		var over []string
+		for _, kind := range slices.Sorted(maps.Keys(before[class])) {
+			if _, still := found[class][kind]; !still {
+				over = append(over, kind)
+			}
 		}
-	}
-	for _, class := range slices.Sorted(maps.Keys(usable)) {
-		if usable[class] {
-			a.NodeEvent(node, v1.EventTypeNormal, cluster.ReasonClassUsable, "volumes can be made in device class "+class+" again")
+		if len(over) > 0 {
+			a.ClassRecovered(node, class, over...)
 		}
-	}
-	for _, class := range slices.Sorted(maps.Keys(over)) {
-		slices.Sort(over[class])
-		a.NodeEvent(node, v1.EventTypeNormal, cluster.ReasonClassRecovered, "device class "+class+" has this no more: "+strings.Join(over[class], ", "))
 	}
 }

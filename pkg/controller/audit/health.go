@@ -107,7 +107,7 @@ func (a *Auditor) notifyHealth(ctx context.Context, now *present, node string, v
 	}
 	log.Info("conditions of a volume are over", "conditions", over)
 	for _, user := range users {
-		a.Recorder.Eventf(user, v1.EventTypeNormal, cluster.ReasonVolumeRecovered, "volume %s on node %s has this no more: %s", vol.GetId(), node, strings.Join(over, ", "))
+		a.Recorder.Eventf(user, v1.EventTypeNormal, cluster.ReasonVolumeRecovered, "volume %s on node %s recovered from: %s", vol.GetId(), node, strings.Join(over, ", "))
 	}
 }
 

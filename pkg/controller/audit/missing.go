@@ -246,7 +246,7 @@ func (a *Auditor) found(ctx context.Context, pv *v1.PersistentVolume, now *prese
 	}
 	node, _ := objects.NodeOf(pv)
 	a.Log.Info("a volume is back on its node", "volume", pv.Name, "volume_id", pv.Spec.CSI.VolumeHandle, "node", node)
-	a.notify(ctx, now, pv, claim, v1.EventTypeNormal, cluster.ReasonVolumeFound, fmt.Sprintf("volume %s is on node %s again", pv.Spec.CSI.VolumeHandle, node))
+	a.notify(ctx, now, pv, claim, v1.EventTypeNormal, cluster.ReasonVolumeRecovered, fmt.Sprintf("volume %s on node %s recovered from: %s", pv.Spec.CSI.VolumeHandle, node, cluster.ReasonVolumeMissing))
 }
 
 // notify writes an Event on a volume, its claim, and the Pods that use the claim.

@@ -195,13 +195,13 @@ func conditionsOfNode(view *fleet.View) nodeConditions {
 	return wanted
 }
 
-// conditionOfClass is False where the Event for the class would be DeviceClassUnusable.
+// conditionOfClass is False where no volume can be made in the class because of a condition.
 func conditionOfClass(kind string, class *lvmdv1.DeviceClass) v1.NodeCondition {
 	c := v1.NodeCondition{Type: v1.NodeConditionType(kind), Status: v1.ConditionTrue, Reason: ReasonServing,
 		Message: "volumes can be made in the device class while it has free space"}
 	var causes []string
 	for _, of := range class.GetConditions() {
-		if classReason(class, of.GetType()) == cluster.ReasonClassUnusable {
+		if makesUnusable(class, of.GetType()) {
 			causes = append(causes, of.GetType()+": "+of.GetMessage())
 		}
 	}

@@ -200,7 +200,7 @@ func (a *Auditor) reportOrphans(name string, changed map[string][]string) bool {
 			a.Recorder.Eventf(node, v1.EventTypeWarning, cluster.ReasonOrphanFound, "kept, though no PersistentVolume and no claim knows them: %s. "+
 				"Write a PersistentVolume for what is needed, and delete the rest on the node, or have the controller do it by --remove-orphans", which)
 		default:
-			a.Recorder.Eventf(node, v1.EventTypeWarning, cluster.ReasonOrphanKept, "not removed, and tried again: %s", which)
+			a.Recorder.Eventf(node, v1.EventTypeWarning, cluster.ReasonOrphanFound, "not removed; retrying: %s", which)
 		}
 	}
 	return true

@@ -21,8 +21,7 @@ type unlabelled struct {
 	has    string // the label's value, empty if there is none
 }
 
-// reportUnlabelled writes Events on nodes whose topology label is missing or has another node's name,
-// and when it is correct again. A missing label counts on connected nodes only, and a node that is away
+// reportUnlabelled writes Events on nodes whose topology label is missing or has another node's name. A missing label counts on connected nodes only, and a node that is away
 // is as it was. A wrong one counts on every node, since the scheduler acts on it wherever the agent is.
 // The label is not set again from here: the controller has no right to change nodes, and a kubelet that
 // is to set it takes the plugin off the node first.
@@ -38,9 +37,6 @@ func (a *Auditor) reportUnlabelled(now *present) {
 		before := a.unlabelled[node]
 		switch {
 		case has == node:
-			if before.passes >= unlabelledPasses {
-				a.NodeEvent(node, v1.EventTypeNormal, cluster.ReasonLabelRestored, "the node has the label "+names.TopologyNode+"="+node+" again")
-			}
 			continue
 		case has == "" && now.nodes[node] == nil:
 			if now.away[node] && before.passes > 0 {

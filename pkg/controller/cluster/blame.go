@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -24,6 +25,12 @@ func (c *Cluster) CountFailure(a *Availability, node, deviceClass string, began 
 // CountSuccess forgets the failures of a class after a create succeeded.
 func (c *Cluster) CountSuccess(a *Availability, node, class string) {
 	if a.Succeeded(node, class) {
-		c.NodeEvent(node, v1.EventTypeNormal, ReasonOffered, "a volume was created in device class "+class+", its capacity is published again")
+		c.ClassRecovered(node, class, ReasonHeldBack)
 	}
+}
+
+// ClassRecovered writes an Event on a node whose device class no longer has conditions, or is no
+// longer held back. kubectl carve doctor parses it.
+func (c *Cluster) ClassRecovered(node, class string, from ...string) {
+	c.NodeEvent(node, v1.EventTypeNormal, ReasonClassRecovered, "device class "+class+" recovered from: "+strings.Join(from, ", "))
 }

@@ -16,7 +16,6 @@ const (
 	ReasonFailed          = "ProvisioningFailed"
 	ReasonDeleteFailed    = "VolumeFailedDelete"
 	ReasonNodeGone        = "NodeGone"
-	ReasonSourceNode      = "SourceNodeSelected"
 	ReasonCopying         = "Copying"
 	ReasonNodeLost        = "NodeLost"
 	ReasonMisplaced       = "PodMisplaced"
@@ -24,21 +23,13 @@ const (
 	ReasonVolumeMissing   = "VolumeMissing"
 	ReasonVolumeUnhealthy = "VolumeUnhealthy"
 	ReasonVolumeRecovered = "VolumeRecovered"
-	ReasonVolumeFound     = "VolumeFound"
 	ReasonReportRefused   = "ReportRefused"
 	ReasonHeldBack        = "CapacityHeldBack"
-	ReasonOffered         = "CapacityOfferedAgain"
-	ReasonClassUnusable   = "DeviceClassUnusable"
-	ReasonClassUsable     = "DeviceClassUsable"
 	ReasonClassUnhealthy  = "DeviceClassUnhealthy"
 	ReasonClassRecovered  = "DeviceClassRecovered"
-	ReasonGroupChanged    = "VolumeGroupChanged"
-	ReasonDeletionWaits   = "DeletionWaits"
 	ReasonLabelMissing    = "TopologyLabelMissing"
-	ReasonLabelRestored   = "TopologyLabelRestored"
 	ReasonOrphanFound     = "OrphanFound"
 	ReasonOrphanRemoved   = "OrphanRemoved"
-	ReasonOrphanKept      = "OrphanNotRemoved"
 )
 
 // EventReason describes the Events of one reason. docs/reference/events.md is generated from
@@ -55,8 +46,7 @@ type EventReason struct {
 
 // EventReasons lists all Events of the controller, in the order of a claim's course.
 var EventReasons = []EventReason{
-	{ReasonProvisioning, v1.EventTypeNormal, "claim", "A node was asked for the volume, and has not answered for 5 s.", ""},
-	{ReasonSourceNode, v1.EventTypeNormal, "claim", "The controller selected the node of a clone's or restore's source.", ""},
+	{ReasonProvisioning, v1.EventTypeNormal, "claim", "A node was asked for the volume, and has not answered for 5 s. Or the controller selected the node of a clone's or restore's source.", ""},
 	{ReasonCopying, v1.EventTypeNormal, "claim", "How much of the source is copied, once a minute.", ""},
 	{ReasonSucceeded, v1.EventTypeNormal, "claim", "The PersistentVolume exists, for a claim that had another Event of the controller before. What is made quickly and at once has none.", ""},
 	{ReasonFailed, v1.EventTypeWarning, "claim", "The volume was not made. The message names the field or the node, and what is allowed or awaited.",
@@ -70,31 +60,22 @@ var EventReasons = []EventReason{
 		"It cannot start there, and is deleted if a controller makes it again.", "Delete the Pod if the message says so."},
 	{ReasonVolumeMissing, v1.EventTypeWarning, "claim, PersistentVolume, and the Pods that use the claim", "A connected node does not have the volume any more. It is not made again.",
 		"[Find the disk](../how-to/troubleshooting.md#volumemissing)."},
-	{ReasonVolumeFound, v1.EventTypeNormal, "claim, PersistentVolume, and the Pods that use the claim", "The volume is there again.", ""},
 	{ReasonVolumeUnhealthy, v1.EventTypeWarning, "claim, and the Pods that use it; of an inline volume its Pod", "The volume has a condition.", "[Look up the condition](conditions.md)."},
-	{ReasonVolumeRecovered, v1.EventTypeNormal, "claim, and the Pods that use it; of an inline volume its Pod", "The conditions that the message names are over.", ""},
+	{ReasonVolumeRecovered, v1.EventTypeNormal, "claim, and the Pods that use it; of an inline volume its Pod; of a volume that was missing also the PersistentVolume", "The conditions that the message names are over.", ""},
 	{ReasonVolumeEmptied, v1.EventTypeWarning, "claim, PersistentVolume, and the Pods that use it; of an inline volume its Pod", "An encrypted volume with an ephemeral key is empty after a restart of its node.",
 		"None: [that is what the key is for](../how-to/encryption.md#ephemeral-keys). Fill it again."},
 	{ReasonReportRefused, v1.EventTypeWarning, "node", "The node reports more than a node can hold (20,000 volumes, 256 device classes or 16 MiB), or an id or name that cannot be one. Nothing is provisioned there.",
 		"Reduce what the message names."},
 	{ReasonHeldBack, v1.EventTypeWarning, "node", "Creating volumes fails there. The capacity of the device class is published as zero for a while.",
 		"[Read why](../how-to/troubleshooting.md#a-nodes-capacity-is-zero)."},
-	{ReasonOffered, v1.EventTypeNormal, "node", "A volume was made there, and the capacity is published again.", ""},
-	{ReasonClassUnusable, v1.EventTypeWarning, "node", "No volume can be made in a device class there: its volume group does not exist yet, is lost, does not fit the class, is not used, or does not answer.",
-		"[Make the volume group](../how-to/troubleshooting.md#a-node-has-no-capacity), or [look up the condition](conditions.md) that the message names."},
-	{ReasonClassUsable, v1.EventTypeNormal, "node", "Volumes can be made there again.", ""},
-	{ReasonClassUnhealthy, v1.EventTypeWarning, "node", "A device class there has a condition, and is used.", "[Look up the condition](conditions.md)."},
-	{ReasonClassRecovered, v1.EventTypeNormal, "node", "The conditions of a device class that the message names are over.", ""},
-	{ReasonGroupChanged, v1.EventTypeWarning, "node", "When lvmd started, it took or made a volume group in place of the former one, which had no volumes or was given up.",
-		"If that is wrong, [bring the former group back](../how-to/troubleshooting.md#volumegroupchanged-another-group-is-used)."},
-	{ReasonDeletionWaits, v1.EventTypeWarning, "node", "Deleted volumes there are neither wiped nor removed: logical volumes that an administrator made depend on them.",
-		"[Remove what the message names](../how-to/troubleshooting.md#condition-hasdependents-a-volume-is-not-deleted)."},
+	{ReasonClassUnhealthy, v1.EventTypeWarning, "node", "A device class there has a condition. The message says whether no volume can be made in it.",
+		"[Look up the condition](conditions.md) that the message names."},
+	{ReasonClassRecovered, v1.EventTypeNormal, "node", "The conditions of a device class that the message names are over. After `CapacityHeldBack`, a volume was made there, and the capacity is published again.", ""},
 	{ReasonLabelMissing, v1.EventTypeWarning, "node", "The Node object does not have the label `topology.carve.csi.local/node`, and no Pod with a volume is scheduled there; or the label has the name of another node, whose Pods are scheduled there.",
 		"[Set it](../how-to/troubleshooting.md#a-node-has-no-topology-label)."},
-	{ReasonLabelRestored, v1.EventTypeNormal, "node", "The node has the label again.", ""},
-	{ReasonOrphanFound, v1.EventTypeWarning, "node", "The node holds volumes that no PersistentVolume and no claim names.", "[Keep, adopt or delete them](../how-to/existing-volumes.md)."},
+	{ReasonOrphanFound, v1.EventTypeWarning, "node", "The node holds volumes that no PersistentVolume and no claim names. Or they could not be removed: the message says why, and the controller retries every minute.",
+		"[Keep, adopt or delete them](../how-to/existing-volumes.md)."},
 	{ReasonOrphanRemoved, v1.EventTypeNormal, "node", "Such volumes were removed (`--remove-orphans`).", ""},
-	{ReasonOrphanKept, v1.EventTypeWarning, "node", "Such volumes could not be removed: they are in use, or known after all, or the node failed.", "Read the message; the controller tries again once a minute."},
 }
 
 // NewRecorder returns the recorder of our Events and a function that stops it.

@@ -141,7 +141,7 @@ func (s sources) selectSourceNode(ctx context.Context, claim *v1.PersistentVolum
 	if other := claim.Annotations[volume.AnnSelectedNode]; other != "" {
 		message += fmt.Sprintf("; the scheduler, which chose node %s, is asked to put the Pod there", other)
 	}
-	s.Recorder.Event(claim, v1.EventTypeNormal, cluster.ReasonSourceNode, message)
+	s.Recorder.Event(claim, v1.EventTypeNormal, cluster.ReasonProvisioning, message)
 	return nil
 }
 
