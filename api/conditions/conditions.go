@@ -20,7 +20,6 @@ const (
 	LVMBusy              = "LVMBusy"
 	MetadataFull         = "MetadataFull"
 	MissingDevice        = "MissingDevice"
-	NotPersistentMemory  = "NotPersistentMemory"
 	NotResponding        = "NotResponding"
 	OutOfSync            = "OutOfSync"
 	PoolCannotGrow       = "PoolCannotGrow"
@@ -36,7 +35,6 @@ const (
 	PoolReadOnly         = "PoolReadOnly"
 	ReadOnly             = "ReadOnly"
 	Suspended            = "Suspended"
-	TooFewDevices        = "TooFewDevices"
 	TooManyVolumes       = "TooManyVolumes"
 	VolumeGroupChanged   = "VolumeGroupChanged"
 	VolumeGroupForeign   = "VolumeGroupForeign"
@@ -52,7 +50,6 @@ const (
 const (
 	FileSystemErrors   = "FileSystemErrors"
 	FileSystemFailed   = "FileSystemFailed"
-	FileSystemReadOnly = "FileSystemReadOnly"
 	FileSystemWarnings = "FileSystemWarnings"
 	IOLimitsNotApplied = "IOLimitsNotApplied"
 	MountedElsewhere   = "MountedElsewhere"
@@ -110,9 +107,8 @@ var All = []Condition{
 	{DiskErrors, ofClass, nil, "A disk of the volume group failed a request within the last minute.", "Look at `dmesg` and `smartctl`."},
 	{DuplicateDevice, ofClass, ofClass, "A physical volume of the group is on two devices: one is a copy of the other, both lead to one disk, or both are members of an array that does not run. Nothing in the group is changed or activated until one is gone.", "[Find out which one is the copy](../how-to/troubleshooting.md#duplicatedevice-a-disk-and-its-copy)."},
 	{Failed, ofVolume, ofVolume, "The volume answers no I/O, because its pool or cache failed, or because it is a snapshot with a size of its own, which lvmd does not make, and overflowed.", "Repair the pool or cache (`lvconvert --repair`). Remove the snapshot: what it held is lost."},
-	{FileSystemErrors, ofVolume, nil, "The kernel found errors in the file system, which takes no writes until it was checked.", "Delete the Pods that use it: the next staging checks it."},
+	{FileSystemErrors, ofVolume, nil, "The kernel found errors in the file system, or made it read-only after errors. It takes no writes until it was checked.", "Delete the Pods that use it: the next staging checks it."},
 	{FileSystemFailed, ofVolume, nil, "The file system answers with I/O errors.", "Look at the disk (`dmesg`), then delete the Pods that use the volume."},
-	{FileSystemReadOnly, ofVolume, nil, "Errors made the kernel remount the file system read-only.", "Delete the Pods that use it: the next staging checks it."},
 	{FileSystemWarnings, ofVolume, nil, "The file system met errors, mostly I/O errors, and goes on: ext4's `warning_count` since the mount, btrfs' `device stats`.", "Look at the disk. btrfs forgets its counts with `btrfs device stats --reset`."},
 	{HasDependents, ofVolume, nil, "A logical volume that an administrator made depends on the volume, such as a snapshot or a cache. The volume can be neither deleted nor grown.", "[Remove what the message names](../how-to/troubleshooting.md#condition-hasdependents-a-volume-is-not-deleted)."},
 	{IOLimitsNotApplied, ofVolume, nil, "A Pod that uses the volume is not held to its I/O limits; the message says why.", "[Install the component, or give the node what it lacks](../how-to/io-limits.md#limits-that-are-not-applied)."},
@@ -121,7 +117,6 @@ var All = []Condition{
 	{MetadataFull, ofClass, nil, "The volume group's metadata area is full: no more volumes fit.", "Delete claims that are not needed. If lvmd's log says that deleted volumes cannot be marked, there is not even space for that: find with `lvs --all -o +lv_tags VG` a tag or a volume that is neither Carve's nor needed, and take it away (`lvchange --deltag`, `lvremove`); the deletions go on. Where that is not enough, use another group, made with a larger area (`vgcreate --metadatasize`)."},
 	{MissingDevice, ofBoth, ofVolume, "A disk is lost. LVM changes nothing in the group meanwhile.", "[Bring the disk back, or give it up](../how-to/troubleshooting.md#a-disk-is-lost-or-a-volume-group-is-missing)."},
 	{MountedElsewhere, ofVolume, nil, "No Pod uses the volume, and something has it mounted. It can be neither staged nor deleted.", "[Restart the container that the message names](../how-to/troubleshooting.md#failedmount-still-mounted-elsewhere-on-the-node)."},
-	{NotPersistentMemory, ofClass, ofNew, "A class with `medium: pmem` has a group that is not on persistent memory, or is not aligned to 2 MiB. Volumes that exist are served.", "Name a group in the class that was made as [the guide](../how-to/persistent-memory.md) says."},
 	{NotResponding, ofClass, ofClass, "LVM commands time out for the volume group, or have failed since lvmd started; its log says why.", "[Find the disk that does not answer](../how-to/troubleshooting.md#lvm-hangs)."},
 	{OutOfSync, ofBoth, nil, "Copies or parity are synchronised. Until then the loss of a device may lose data.", "Wait for it."},
 	{PoolCannotGrow, ofClass, nil, "The thin pool should grow and cannot: the volume group is full, or `autoExtend.limit` is reached.", "Extend the volume group, raise `limit`, or delete volumes."},
@@ -137,7 +132,6 @@ var All = []Condition{
 	{PoolReadOnly, ofBoth, nil, "The pool's metadata cannot be written. All its volumes are read-only.", "[Repair the pool](../how-to/thin.md#repair-a-pool)."},
 	{ReadOnly, ofBoth, nil, "The volume was made read-only, or its group is read-only or exported.", "`lvchange --permission rw VG/VOLUME`; `vgimport` for an exported group."},
 	{Suspended, ofVolume, ofVolume, "The kernel holds back the volume's I/O.", "lvmd resumes what its own commands left suspended; else `dmsetup resume`."},
-	{TooFewDevices, ofClass, ofNew, "The group has fewer devices than a volume of the class needs. Volumes that exist are served.", "`vgextend`, or another layout."},
 	{TooManyVolumes, ofClass, nil, "The group has as many logical volumes as its limit allows.", "`vgchange --logicalvolume 0 VG`."},
 	{UnmountFails, ofVolume, nil, "The volume cannot be unmounted from a Pod that has ended, mostly for what is mounted in it; the Pod stays Terminating.", "[Remove what the message names](../how-to/troubleshooting.md#condition-unmountfails-a-pod-stays-terminating)."},
 	{VolumeGroupChanged, ofClass, nil, "When lvmd started, it took or made a volume group in place of the former one, which had no volumes or was given up. The condition lasts an hour.", "If that is wrong, [bring the former group back](../how-to/troubleshooting.md#volumegroupchanged-another-group-is-used)."},
@@ -146,6 +140,6 @@ var All = []Condition{
 	{VolumeGroupMissing, ofBoth, ofBoth, "lvmd does not find the volume group.", "[Look for it, and bring its disks back](../how-to/troubleshooting.md#a-disk-is-lost-or-a-volume-group-is-missing). Make one only on a node that never had it."},
 	{VolumeGroupOutdated, ofClass, ofClass, "The volume group's metadata is older than it was, as on a copy of a disk from before. It is not used.", "[Bring the newest disk back, or accept what is there](../how-to/troubleshooting.md#volumegroupoutdated-the-metadata-is-older-than-it-was)."},
 	{VolumeGroupReplaced, ofClass, ofClass, "Another volume group has the name, or the group has none of its disks, or none of its volumes, any more. It is not used.", "[Detach it, rename it, or accept it](../how-to/troubleshooting.md#volumegroupreplaced-another-group-has-the-name)."},
-	{VolumeGroupUnfit, ofClass, ofNew, "The volume group's extents are too small for the layout of the class. Volumes that exist are served.", "Correct the class; or `vgchange --physicalextentsize 4m VG`, which needs no restart."},
+	{VolumeGroupUnfit, ofClass, ofNew, "The volume group does not fit the class: its extents are too small or too few devices are in it for the layout, or it is not the persistent memory that `medium: pmem` needs. Volumes that exist are served.", "As the message says, `vgchange --physicalextentsize 4m VG`, which needs no restart, or `vgextend`; or correct the class. [Make a group on persistent memory](../how-to/persistent-memory.md)."},
 	{VolumesLeftAlone, ofClass, nil, "Volumes have tags of Carve that this version cannot read; the message says why. They are neither used nor removed.", "[Install the later version again](../how-to/upgrade.md#go-back); else correct the tags (`lvchange --addtag`, `--deltag`)."},
 }

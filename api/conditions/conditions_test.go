@@ -49,7 +49,7 @@ func TestWhatMakesAVolumeOrAClassUnusable(t *testing.T) {
 		Volume: {ContentsNotFound, Failed, Inactive, MissingDevice, PoolFailed, PoolInactive, PoolMissing, Suspended, VolumeGroupMissing},
 		Class:  {DuplicateDevice, NotResponding, PoolFailed, PoolInactive, PoolMissing, VolumeGroupForeign, VolumeGroupMissing, VolumeGroupOutdated, VolumeGroupReplaced},
 		// What stops a class stops its new volumes as well.
-		NewVolume: {NotPersistentMemory, PoolKeepsOldData, TooFewDevices, VolumeGroupUnfit},
+		NewVolume: {PoolKeepsOldData, VolumeGroupUnfit},
 	} {
 		if got := Unusable(subject); !slices.Equal(got, want) {
 			t.Errorf("%s: got %v, want %v", subject, got, want)

@@ -78,7 +78,6 @@ func TestConditionsBecomeEventsOnARealServer(t *testing.T) {
 		{conditions.VolumeGroupReplaced, ofClass(0, conditions.VolumeGroupReplaced), []metav1.Object{object}, "DeviceClassUnhealthy", "device class local: VolumeGroupReplaced: why"},
 		{conditions.VolumeGroupOutdated, ofClass(0, conditions.VolumeGroupOutdated), []metav1.Object{object}, "DeviceClassUnhealthy", "device class local: VolumeGroupOutdated: why"},
 		{conditions.VolumeGroupUnfit, ofClass(0, conditions.VolumeGroupUnfit), []metav1.Object{object}, "DeviceClassUnhealthy", "device class local: VolumeGroupUnfit: why"},
-		{conditions.TooFewDevices, ofClass(0, conditions.TooFewDevices), []metav1.Object{object}, "DeviceClassUnhealthy", "device class local: TooFewDevices: why"},
 		{conditions.VolumeGroupMissing, ofClass(0, conditions.VolumeGroupMissing), []metav1.Object{object}, "DeviceClassUnhealthy", "device class local: VolumeGroupMissing: why"},
 		{conditions.DuplicateDevice, ofClass(0, conditions.DuplicateDevice), []metav1.Object{object}, "DeviceClassUnhealthy", "device class local: DuplicateDevice: why"},
 		{conditions.VolumeGroupChanged, ofClass(gib, conditions.VolumeGroupChanged), []metav1.Object{object}, "DeviceClassUnhealthy", "device class local: VolumeGroupChanged: why"},

@@ -92,9 +92,9 @@ func TestUsersAreNotifiedOfWhatIsWrongWithTheirVolumes(t *testing.T) {
 	// The claim, and the two Pods that use it.
 	wantEvents(t, "a lost disk", w.setHealth(of("MissingDevice"), nil), 3, "Warning VolumeUnhealthy", "on node n1", "MissingDevice: why MissingDevice")
 	wantEvents(t, "the same", w.setHealth(of("MissingDevice"), nil), 0)
-	wantEvents(t, "what the node plugin found", w.setHealth(of("MissingDevice"), of("FileSystemReadOnly")), 3, "VolumeUnhealthy", "FileSystemReadOnly")
-	wantEvents(t, "one is over", w.setHealth(nil, of("FileSystemReadOnly")), 3, "Normal VolumeRecovered", "recovered from: MissingDevice")
-	wantEvents(t, "all is well", w.setHealth(nil, nil), 3, "Normal VolumeRecovered", "FileSystemReadOnly")
+	wantEvents(t, "what the node plugin found", w.setHealth(of("MissingDevice"), of("FileSystemErrors")), 3, "VolumeUnhealthy", "FileSystemErrors")
+	wantEvents(t, "one is over", w.setHealth(nil, of("FileSystemErrors")), 3, "Normal VolumeRecovered", "recovered from: MissingDevice")
+	wantEvents(t, "all is well", w.setHealth(nil, nil), 3, "Normal VolumeRecovered", "FileSystemErrors")
 	wantEvents(t, "what is harmless", w.setHealth(of("OutOfSync"), nil), 0)
 	wantEvents(t, "what may pass", w.setHealth(of("Suspended"), nil), 0)
 	wantEvents(t, "what may pass, and did", w.setHealth(nil, nil), 0)
@@ -122,8 +122,6 @@ func TestANodeWithoutItsVolumeGroupIsNamedUntilItHasOne(t *testing.T) {
 	wantEvents(t, "it goes on", report(gib), 1, "Normal DeviceClassRecovered", "device class local recovered from: DeletionWaits")
 	wantEvents(t, "a group that does not fit the class", report(0, of("VolumeGroupUnfit")...), 1, "Warning DeviceClassUnhealthy", "no volume can be made in device class local: VolumeGroupUnfit: why VolumeGroupUnfit")
 	wantEvents(t, "its extents were changed", report(gib), 1, "Normal DeviceClassRecovered", "device class local")
-	wantEvents(t, "fewer disks than its layout needs", report(0, of("TooFewDevices")...), 1, "Warning DeviceClassUnhealthy", "no volume can be made in device class local: TooFewDevices: why TooFewDevices")
-	wantEvents(t, "a disk was added", report(gib), 1, "Normal DeviceClassRecovered", "device class local")
 	wantEvents(t, "a disk and its copy", report(0, of("DuplicateDevice")...), 1, "Warning DeviceClassUnhealthy", "DuplicateDevice: why DuplicateDevice")
 }
 

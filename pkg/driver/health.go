@@ -17,10 +17,8 @@ import (
 // Reasons of volume health that the node plugin detects; all others are lvmd's
 // condition types.
 const (
-	// ReasonFileSystemReadOnly: the kernel stopped writing after errors.
-	ReasonFileSystemReadOnly = conditions.FileSystemReadOnly
-	// ReasonFileSystemErrors: the kernel found errors. The file system takes no
-	// more writes until the next stage checks it.
+	// ReasonFileSystemErrors: the kernel found errors, or stopped writing after them. The
+	// file system takes no more writes until the next stage checks it.
 	ReasonFileSystemErrors = conditions.FileSystemErrors
 	// ReasonFileSystemWarnings: the kernel counted warnings, mostly I/O errors,
 	// and goes on with the file system.
@@ -164,7 +162,7 @@ func (m *monitor) fileSystemHealth(v *lvmdv1.Volume, points []mount.Point) (*csi
 		}, nil
 	case slices.Contains(p.Options, "rw") && (slices.Contains(p.FSOptions, "ro") || slices.Contains(p.FSOptions, "emergency_ro")):
 		return &csi.VolumeHealth_VolumeHealthEntry{
-			Status: csi.VolumeHealthErrorType_DEGRADED, Reason: ReasonFileSystemReadOnly,
+			Status: csi.VolumeHealthErrorType_DEGRADED, Reason: ReasonFileSystemErrors,
 			Message: fmt.Sprintf("the kernel made the file system at %s read-only after errors", p.Path),
 		}, nil
 	case warnings > 0:

@@ -138,7 +138,7 @@ func (m *monitor) noteHealth(ctx context.Context, v *lvmdv1.Volume, entries []*c
 
 // knownReasons are the reasons that this plugin detects. The metrics always
 // include them, so that an alert can distinguish zero from unknown.
-var knownReasons = []string{ReasonFileSystemReadOnly, ReasonFileSystemErrors, ReasonFileSystemWarnings, ReasonFileSystemFailed, ReasonMountedElsewhere, ReasonUnmountFails, ReasonIOLimitsNotApplied}
+var knownReasons = []string{ReasonFileSystemErrors, ReasonFileSystemWarnings, ReasonFileSystemFailed, ReasonMountedElsewhere, ReasonUnmountFails, ReasonIOLimitsNotApplied}
 
 // setConditions keeps a reason seen once, at zero.
 func (m *Metrics) setConditions(count map[string]int) {

@@ -34,7 +34,6 @@ func TestHealthIsWatched(t *testing.T) {
 	}
 	const healthy = `carve_node_volume_conditions{reason="FileSystemErrors"} 0
 carve_node_volume_conditions{reason="FileSystemFailed"} 0
-carve_node_volume_conditions{reason="FileSystemReadOnly"} 0
 carve_node_volume_conditions{reason="FileSystemWarnings"} 0
 carve_node_volume_conditions{reason="IOLimitsNotApplied"} 0
 carve_node_volume_conditions{reason="MountedElsewhere"} 0
@@ -49,9 +48,8 @@ carve_node_volume_conditions{reason="UnmountFails"} 0
 		found = f.CheckHealth(context.Background(), found)
 	}
 	const unhealthy = `carve_node_volume_conditions{reason="Degraded"} 1
-carve_node_volume_conditions{reason="FileSystemErrors"} 0
+carve_node_volume_conditions{reason="FileSystemErrors"} 1
 carve_node_volume_conditions{reason="FileSystemFailed"} 0
-carve_node_volume_conditions{reason="FileSystemReadOnly"} 1
 carve_node_volume_conditions{reason="FileSystemWarnings"} 0
 carve_node_volume_conditions{reason="IOLimitsNotApplied"} 0
 carve_node_volume_conditions{reason="MountedElsewhere"} 0
@@ -106,7 +104,7 @@ func TestLvmdIsNotifiedOnceOfWhatItDoesNotKnowByItself(t *testing.T) {
 	}
 	wantNoted(0)
 	f.mounts.TurnReadOnly(deviceOf(v))
-	wantNoted(1, "FileSystemReadOnly")
+	wantNoted(1, "FileSystemErrors")
 	must.Succeed(f.t, f.unstage(v))
 	wantNoted(2)
 }

@@ -168,7 +168,8 @@ func TestHealth(t *testing.T) {
 		must.Succeed(f.t, f.stage(v, filesystemAccess(writer)))
 		f.mounts.TurnReadOnly(deviceOf(v))
 		got := health(f, v)
-		if len(got) != 1 || got[0].GetReason() != driver.ReasonFileSystemReadOnly || got[0].GetStatus() != csi.VolumeHealthErrorType_DEGRADED {
+		if len(got) != 1 || got[0].GetReason() != driver.ReasonFileSystemErrors || got[0].GetStatus() != csi.VolumeHealthErrorType_DEGRADED ||
+			!strings.Contains(got[0].GetMessage(), "read-only") {
 			t.Errorf("got %v", got)
 		}
 	})

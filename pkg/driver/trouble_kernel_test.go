@@ -119,7 +119,7 @@ func TestRealDeadDevice(t *testing.T) {
 				for _, e := range health.GetVolumeHealth().GetHealthStatuses() {
 					reasons[e.GetReason()] = true
 				}
-				if !reasons[driver.ReasonFileSystemFailed] && !reasons[driver.ReasonFileSystemErrors] && !reasons[driver.ReasonFileSystemReadOnly] {
+				if !reasons[driver.ReasonFileSystemFailed] && !reasons[driver.ReasonFileSystemErrors] {
 					t.Errorf("health %v", health)
 				}
 				// No new Pod gets a failed file system.

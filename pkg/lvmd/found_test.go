@@ -32,12 +32,12 @@ func TestWhatTheNodePluginFindsIsReportedUntilItIsTakenBack(t *testing.T) {
 	v := d.create(request("pvc-1", 1))
 	before := d.state().GetGeneration()
 	for range 2 {
-		must.Succeed(t, d.note(v.GetId(), "FileSystemReadOnly"))
+		must.Succeed(t, d.note(v.GetId(), "FileSystemErrors"))
 	}
 	if now := d.state().GetGeneration(); now != before+1 {
 		t.Errorf("generation %d after noting one thing twice, want %d", now, before+1)
 	}
-	want := []*lvmdv1.Condition{{Type: "FileSystemReadOnly", Message: "it is so"}}
+	want := []*lvmdv1.Condition{{Type: "FileSystemErrors", Message: "it is so"}}
 	for what, got := range map[string][]*lvmdv1.Condition{"list": d.list()[0].GetFound(), "watch": d.state().GetVolumes()[0].GetFound()} {
 		if len(got) != 1 || !proto.Equal(got[0], want[0]) {
 			t.Errorf("%s: found %v, want %v", what, got, want)

@@ -59,7 +59,7 @@ func TestAGroupThatAppearsLaterAndIsNoPersistentMemoryOffersNothing(t *testing.T
 	}
 	waittest.Until(t, "the class says what is wrong", func() bool {
 		c := memory()
-		return len(c.GetConditions()) == 1 && c.GetConditions()[0].GetType() == "NotPersistentMemory"
+		return len(c.GetConditions()) == 1 && c.GetConditions()[0].GetType() == "VolumeGroupUnfit"
 	}, func() any { return memory() })
 	if got := memory().GetAvailableBytes(); got != 0 {
 		t.Errorf("%d bytes are offered", got)
@@ -221,7 +221,7 @@ func TestAPMEMClassNeedsDevicesThatCanBeMapped(t *testing.T) {
 		d := m.start(t)
 		defer d.stop()
 		c := d.classNamed(class)
-		if len(c.GetConditions()) != 1 || c.GetConditions()[0].GetType() != conditions.NotPersistentMemory ||
+		if len(c.GetConditions()) != 1 || c.GetConditions()[0].GetType() != conditions.VolumeGroupUnfit ||
 			!strings.Contains(c.GetConditions()[0].GetMessage(), `.medium: "pmem": `) || !strings.Contains(c.GetConditions()[0].GetMessage(), want) {
 			t.Errorf("class %v, want %s", c, want)
 		}

@@ -243,7 +243,8 @@ func TestRAIDReportsWhatBecomesOfItsImages(t *testing.T) {
 func TestAGroupOfTooFewDevicesIsNamed(t *testing.T) {
 	m := newDisks(t, 16, 16)
 	d := m.start(t)
-	if c := d.classNamed("raid5"); len(c.GetConditions()) != 1 || c.GetConditions()[0].GetType() != "TooFewDevices" || c.GetAvailableBytes() != 0 || c.GetMaximumVolumeSizeBytes() != 0 {
+	if c := d.classNamed("raid5"); len(c.GetConditions()) != 1 || c.GetConditions()[0].GetType() != "VolumeGroupUnfit" ||
+		!strings.Contains(c.GetConditions()[0].GetMessage(), "has 2 devices") || c.GetAvailableBytes() != 0 || c.GetMaximumVolumeSizeBytes() != 0 {
 		t.Errorf("class %v", c)
 	}
 }

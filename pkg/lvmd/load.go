@@ -94,8 +94,7 @@ func checkGroups(c *config.Config, found []lvm.Group) error {
 	for i := range c.Classes {
 		for j := range found {
 			if slices.Contains(c.Classes[i].VolumeGroups, found[j].Name) {
-				_, problem := inventory.Unfit(&c.Classes[i], &found[j])
-				problems = append(problems, problem...)
+				problems = append(problems, inventory.Unfit(&c.Classes[i], &found[j])...)
 			}
 		}
 	}

@@ -29,7 +29,7 @@ func (c *classGroup) free() int64 {
 // expansion counts only once the volume's new size is reported, too. It is nothing where no
 // volume can be created, but those there are may grow.
 func (c *classGroup) reportedFree() int64 {
-	if _, problem := c.unfit(); problem != nil || !c.group.mayHaveMore() {
+	if c.unfit() != nil || !c.group.mayHaveMore() {
 		return 0
 	}
 	return c.freeBesideExpansions()

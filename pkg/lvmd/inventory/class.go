@@ -146,7 +146,7 @@ func (c *classGroup) place(ident *spec.Identity) (f fit, stage int, err error) {
 		}
 		segments = 1
 	}
-	if _, problem := c.unfit(); problem != nil {
+	if problem := c.unfit(); problem != nil {
 		return f, 1, apierror.NoSpace("device class %q: %v", c.Name, problem)
 	}
 	if !g.mayHaveMore() {
@@ -201,30 +201,30 @@ func (c *class) several() string {
 }
 
 // unfit is Unfit for a group that is there.
-func (c *classGroup) unfit() (kind string, problem config.Problems) {
+func (c *classGroup) unfit() config.Problems {
 	if !c.group.present {
-		return "", nil
+		return nil
 	}
 	return Unfit(&c.DeviceClass, &c.group.info)
 }
 
 // Unfit says why no volume of a class can be made in a group, whatever is free there: the
-// type of the condition, and the key that is to blame with its value and why. Volumes that exist
+// key that is to blame with its value and why. Volumes that exist
 // lie as they were made, and are served.
-func Unfit(c *config.DeviceClass, g *lvm.Group) (kind string, problem config.Problems) {
+func Unfit(c *config.DeviceClass, g *lvm.Group) config.Problems {
 	switch {
 	case c.Type.IsRAID() && g.ExtentSize < layout.MinRAIDExtent:
-		return conditions.VolumeGroupUnfit, c.Problem("type", string(c.Type), "volume group "+g.Name+
+		return c.Problem("type", string(c.Type), "volume group "+g.Name+
 			" has extents of less than 512 KiB, in which the bookkeeping of RAID does not fit; make them larger (vgchange --physicalextentsize 4m "+g.Name+"), or use type: linear or striped")
 	case c.StripeSize > g.ExtentSize:
-		return conditions.VolumeGroupUnfit, c.Problem("stripeSize", strconv.FormatInt(c.StripeSize, 10), fmt.Sprintf(
+		return c.Problem("stripeSize", strconv.FormatInt(c.StripeSize, 10), fmt.Sprintf(
 			"more than an extent of volume group %s, which has %s; use at most that, or make the extents larger (vgchange --physicalextentsize)", g.Name, quantity.Bytes(g.ExtentSize)))
 	case c.Medium == config.PMEM:
 		if err := pmemProblem(g); err != nil {
-			return conditions.NotPersistentMemory, c.Problem("medium", string(config.PMEM), err.Error())
+			return c.Problem("medium", string(config.PMEM), err.Error())
 		}
 	}
-	return "", nil
+	return nil
 }
 
 // pmemProblem says why a group cannot be used for volumes that are mapped
@@ -351,8 +351,8 @@ func (c *classGroup) report(class *lvmdv1.DeviceClass, everywhere bool) *lvmdv1.
 	if !g.mayHaveMore() {
 		add(conditions.TooManyVolumes, "volume group %q has all of the %d logical volumes that it may have (vgchange --logicalvolume)", g.name, g.info.MostVolumes)
 	}
-	if kind, problem := c.unfit(); problem != nil {
-		add(kind, "%v", problem)
+	if problem := c.unfit(); problem != nil {
+		add(conditions.VolumeGroupUnfit, "%v", problem)
 	}
 	if !g.unresponsive.IsZero() {
 		add(conditions.NotResponding, "LVM commands time out for volume group %q", g.name)

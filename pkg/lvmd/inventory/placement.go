@@ -147,7 +147,7 @@ func (c *classGroup) reportLayout(r *lvmdv1.ClassGroup, l layout.Layout, add fun
 		r.AvailableBytes = available * g.info.ExtentSize
 	}
 	if len(sizes) < l.Devices() {
-		add(conditions.TooFewDevices, "volume group %q has %d devices; a volume of type %s lies on %d", g.name, len(sizes), c.Type, l.Devices())
+		add(conditions.VolumeGroupUnfit, "volume group %q has %d devices; a volume of type %s lies on %d", g.name, len(sizes), c.Type, l.Devices())
 	}
 }
 
