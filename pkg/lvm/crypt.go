@@ -44,6 +44,7 @@ type Crypt interface {
 	Encrypted() ([]string, error)
 }
 
+// CryptOptions describes an encrypted device.
 type CryptOptions struct {
 	// Discards passes discards to the disk, which reveals there which space is unused.
 	Discards bool

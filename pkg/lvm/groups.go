@@ -146,6 +146,7 @@ type Device struct {
 	Suspended bool
 }
 
+// Numbers maps the names of volumes to their devices.
 type Numbers struct{ Volumes, Encrypted map[string]blockdev.Number }
 
 // Number returns the device's number.

@@ -10,6 +10,7 @@ type Free struct {
 	Runs []Run
 }
 
+// Run is a contiguous range of extents.
 type Run struct{ Start, Length int64 }
 
 // Extents counts a device's free extents.
