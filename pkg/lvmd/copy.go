@@ -54,7 +54,7 @@ func (s *creator) makeCopy(ctx context.Context, v *inventory.Volume, from *inven
 		v.UndoCreation(false)
 		return err
 	}
-	defer from.Handle.Close()
+	defer func() { _ = from.Handle.Close() }()
 	return s.make(ctx, v, from)
 }
 
@@ -75,7 +75,7 @@ func (s *creator) resume(a inventory.Admission) {
 	s.begin(a, func(ctx context.Context, v *inventory.Volume, from *inventory.Source) error {
 		err := s.openSource(ctx, from)
 		if err == nil {
-			defer from.Handle.Close()
+			defer func() { _ = from.Handle.Close() }()
 			err = s.finish(ctx, v, from)
 		}
 		return s.ended(v, err)

@@ -56,7 +56,7 @@ func (s *Service) CreateVolume(ctx context.Context, r *lvmdv1.CreateVolumeReques
 	if a.Creation == nil {
 		return &lvmdv1.CreateVolumeResponse{Volume: a.Ready}, nil
 	}
-	v, err := a.Creation.Wait(ctx)
+	v, err := wait(ctx, a.Creation)
 	if err != nil {
 		return nil, apierror.From("creating the volume", err)
 	}
@@ -101,6 +101,17 @@ func (s *creator) beginAdmitted(a inventory.Admission) {
 		s.begin(a, s.makeCopy)
 	default:
 		s.begin(a, s.make)
+	}
+}
+
+// wait waits for the result of a creation, as long as its caller does.
+func wait(ctx context.Context, op *inventory.Creation) (*lvmdv1.Volume, error) {
+	select {
+	case <-op.Done():
+		return op.Result()
+	case <-ctx.Done():
+		op.Leave()
+		return nil, ctx.Err()
 	}
 }
 

@@ -196,6 +196,6 @@ func (s *creator) reformat(ctx context.Context, v *inventory.Volume) error {
 func (s *creator) runReformat(ctx context.Context, v *inventory.Volume, lost time.Time, take steps) error {
 	op := v.BeginReformat(lost)
 	s.begin(inventory.Admission{Volume: v, Creation: op}, take)
-	_, err := op.Wait(ctx)
+	_, err := wait(ctx, op)
 	return err
 }

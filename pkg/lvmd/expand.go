@@ -43,7 +43,12 @@ func (s *expander) expand(ctx context.Context, r *lvmdv1.ExpandVolumeRequest) (*
 		err = s.extend(ctx, e)
 		e.End(err)
 	} else {
-		err = e.Wait(ctx)
+		select {
+		case <-e.Done():
+			err = e.Err()
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
 	}
 	if err == nil {
 		err = s.growEncrypted(e.Volume)

@@ -26,7 +26,7 @@ func (s *Service) CreateSnapshot(ctx context.Context, r *lvmdv1.CreateSnapshotRe
 		return nil, err
 	}
 	if a.Creation != nil {
-		if _, err := a.Creation.Wait(ctx); err != nil {
+		if _, err := wait(ctx, a.Creation); err != nil {
 			return nil, apierror.From("creating the snapshot", err)
 		}
 	}

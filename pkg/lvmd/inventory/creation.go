@@ -1,7 +1,6 @@
 package inventory
 
 import (
-	"context"
 	"time"
 
 	"github.com/carve-csi/carve/api/config"
@@ -33,17 +32,11 @@ type Creation struct {
 	err    error
 }
 
-// Wait returns the volume once the creation has ended. A caller whose ctx ends before that gets
-// ctx.Err, and no longer counts as waiting.
-func (op *Creation) Wait(ctx context.Context) (*lvmdv1.Volume, error) {
-	select {
-	case <-op.done:
-		return op.volume, op.err
-	case <-ctx.Done():
-		op.leave()
-		return nil, ctx.Err()
-	}
-}
+// Done is closed when the creation ends.
+func (op *Creation) Done() <-chan struct{} { return op.done }
+
+// Result returns the volume, or why there is none, once the creation is done.
+func (op *Creation) Result() (*lvmdv1.Volume, error) { return op.volume, op.err }
 
 // join adds a caller.
 func (op *Creation) join() {
@@ -227,8 +220,8 @@ func (v *Volume) End(op *Creation, err error) {
 	close(op.done)
 }
 
-// leave removes a caller.
-func (op *Creation) leave() {
+// Leave removes a caller that no longer waits.
+func (op *Creation) Leave() {
 	m := op.m
 	m.lock()
 	defer m.unlock()

@@ -1,7 +1,6 @@
 package inventory
 
 import (
-	"context"
 	"slices"
 
 	"github.com/carve-csi/carve/pkg/lvm"
@@ -32,15 +31,11 @@ type Expansion struct {
 	err  error
 }
 
-// Wait returns the result of the expansion, or ctx.Err if ctx ends first.
-func (e *Expansion) Wait(ctx context.Context) error {
-	select {
-	case <-e.done:
-		return e.err
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
+// Done is closed when the expansion ends.
+func (e *Expansion) Done() <-chan struct{} { return e.done }
+
+// Err returns the result once the expansion is done.
+func (e *Expansion) Err() error { return e.err }
 
 // newExtension describes the logical volume that holds the extents of an expansion.
 func (e *Expansion) newExtension() *Volume {

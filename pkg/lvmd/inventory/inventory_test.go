@@ -124,7 +124,7 @@ func TestTagsThatAreDueDuringAnOperationAreTakenOffAfterIt(t *testing.T) {
 func TestACreationThatIsCancelledBeforeItBeginsIsCancelledThen(t *testing.T) {
 	m, _ := scanned(t, Options{CallerGrace: time.Nanosecond})
 	a := admitted(t, m, 1)
-	a.Creation.leave()
+	a.Creation.Leave()
 	waittest.Until(t, "it is cancelled", func() bool { return m.isCancelled(a.Creation) })
 	cancelled := false
 	a.Creation.Begin(func() { cancelled = true })
