@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -18,7 +17,6 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
-	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/controller/spec"
@@ -64,13 +62,13 @@ func (p *Provisioner) create(ctx context.Context, a *attempt, claim *v1.Persiste
 		if fault, _ := cluster.NodeFault(err); fault && ctx.Err() == nil && r.From == nil && a.failures.blame(node) {
 			p.CountFailure(p.Available, node, r.DeviceClass, began, err)
 		}
-		return p.createFailed(ctx, a, claim, class, r, node, err)
+		return p.createFailed(ctx, a, claim, class, r, answer{node: node, cause: err})
 	}
 	if err := p.IDs.Accept(node, ask, vol); err != nil {
 		if a.failures.blame(node) {
 			p.CountFailure(p.Available, node, r.DeviceClass, began, err)
 		}
-		return p.wrongAnswer(ctx, a, claim, r, node, err)
+		return p.createFailed(ctx, a, claim, class, r, answer{node: node, cause: err, wrong: true})
 	}
 	a.failures.internal, a.failures.unanswered = 0, 0
 	p.CountSuccess(p.Available, node, vol.GetDeviceClass())
@@ -123,108 +121,61 @@ func (p *Provisioner) reportSlow(a *attempt, claim *v1.PersistentVolumeClaim, no
 	}
 }
 
-// createFailed decides what a node's refusal means.
-func (p *Provisioner) createFailed(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass, r spec.Request, node string, cause error) (time.Duration, error) {
+// createFailed carries out what decideAnswer chooses after a node's answer.
+func (p *Provisioner) createFailed(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass, r spec.Request, s answer) (time.Duration, error) {
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
 	}
-	if r.From != nil && fleet.MayHaveHappened(cause) && p.sources.copying(ctx, a.name, claim, r) {
+	if r.From != nil && s.isUnknown() && p.sources.copying(ctx, a.name, claim, r) {
 		return time.Millisecond, nil // it goes on, and is waited for again
 	}
 	p.Metrics.claims.WithLabelValues(resultFailed).Inc()
-	p.Log.With("claim", claim.Namespace+"/"+claim.Name, "volume", a.name, "node", node).Info("node could not make the volume", "error", cause)
-	if fleet.MayHaveHappened(cause) {
-		a.failures.unanswered++
-		if !p.hasUndone(ctx, a, r, node, cause) {
-			// Once is a hiccup, of which nothing is left when the next attempt succeeds.
-			if a.failures.unanswered > 1 {
-				p.warn(a, claim, unanswered(node, cause))
-			}
-			return 0, cause
-		}
+	p.Log.With("claim", claim.Namespace+"/"+claim.Name, "volume", a.name, "node", s.node).Info("node could not make the volume", "error", s.cause)
+	s.class, s.cloned, s.selected = class.Name, r.From != nil, claim.Annotations[volume.AnnSelectedNode] == s.node
+	s.mayHold, s.unanswered, s.internal = a.inFlight.has(s.node), a.failures.unanswered, a.failures.internal
+	s.undone = s.mustUndo() && p.undo(ctx, a, s.node)
+	s.noneLeft = s.cannotFormat() && p.placer.noneLeft(a.failures.refused, s.node, class, r)
+
+	act := decideAnswer(s)
+	a.failures.unanswered, a.failures.internal = act.unanswered, act.internal
+	if act.gone {
+		a.inFlight.end(s.node)
 	}
-	a.failures.unanswered = 0
-	if fleet.IsNotConnected(cause) {
-		return time.Millisecond, nil
+	if act.releaseSource {
+		p.unprotectSource(a)
 	}
-	notSent := fleet.NotSent(cause)
-	if notSent && a.inFlight.has(node) {
-		p.warn(a, claim, cluster.Refusal(node, cause)+"; asking it again")
-		return 0, cause // an earlier create may have made the volume there
+	if act.says != "" {
+		p.warn(a, claim, act.says)
 	}
-	a.inFlight.end(node)
-	reason := fleet.Reason(cause)
-	if reason == names.ReasonRequestDiffers {
-		// Made for this claim under other parameters (the class was replaced),
-		// and no PersistentVolume names it.
-		a.inFlight.nodes[node] = struct{}{}
+	if act.refused {
+		a.failures.refuse(s.node)
+	}
+	if act.refused && act.do != retry {
+		p.Available.Refused(s.node, class.Name)
+	}
+	switch act.do {
+	case retry:
+		return 0, act.why
+	case reschedule:
+		return 0, p.reschedule(ctx, a, claim, s.node, act.why)
+	case clearSuspects:
 		if err := p.removeElsewhere(ctx, a, claim, ""); err != nil {
 			return 0, err
 		}
-		return time.Millisecond, nil
+	case rescheduleLowered:
+		a.failures.leaving = &departure{s.node, act.why} // when the scheduler can see that the node is held back
+	default: // wait
 	}
-	if r.From != nil {
-		p.unprotectSource(a)
-		p.warn(a, claim, cluster.Refusal(node, cause)+sourceAdvice[reason]+"; asking it again")
-		return 0, cause // the volume can be nowhere else
-	}
-	elsewhere := notSent || slices.Contains([]string{names.ReasonNoSpace, names.ReasonClassNotFound, names.ReasonDeviceMissing, names.ReasonNotResponding,
-		names.ReasonCommandTimedOut}, reason)
-	refused := reason == names.ReasonFormatRefused
-	if reason == names.ReasonCommandFailed || refused {
-		a.failures.internal++
-		elsewhere = a.failures.internal >= cluster.FailuresToHold
-	}
-	if refused && elsewhere {
-		// That counts against the claim alone: another node may have other disks.
-		if a.failures.refuse(node); p.placer.noneLeft(a.failures.refused, class, r) {
-			p.warn(a, claim, cluster.Refusal(node, cause)+"; there is no other node to try: delete the claim, and make StorageClass "+class.Name+
-				" again with other parameters; asking it again")
-			return 0, cause
-		}
-		p.Available.Refused(node, class.Name)
-	}
-	if !elsewhere {
-		p.warn(a, claim, cluster.Refusal(node, cause)+"; asking it again")
-		return 0, cause
-	}
-	a.failures.internal = 0
-	why := errors.New(cluster.Refusal(node, cause))
-	if fault, _ := cluster.NodeFault(cause); (fault || refused) && claim.Annotations[volume.AnnSelectedNode] == node {
-		a.failures.leaving = &departure{node, why} // when the scheduler can see that the node is held back
-		return time.Millisecond, nil
-	}
-	return 0, p.reschedule(ctx, a, claim, node, why)
+	return time.Millisecond, nil
 }
 
-// wrongAnswer handles a create that a node answered with another volume, or with another volume's id.
-// Asked again, it would answer so again. What it may have made is no Pod's, and is removed as a stray.
-func (p *Provisioner) wrongAnswer(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, r spec.Request, node string, why error) (time.Duration, error) {
-	p.Metrics.claims.WithLabelValues(resultFailed).Inc()
-	if r.From != nil {
-		p.warn(a, claim, why.Error())
-		return 0, why // the volume can be nowhere else
-	}
-	a.inFlight.end(node)
-	if claim.Annotations[volume.AnnSelectedNode] == node {
-		a.failures.leaving = &departure{node, why} // as for a node that is held back
-		return time.Millisecond, nil
-	}
-	return 0, p.reschedule(ctx, a, claim, node, why)
-}
-
-// hasUndone reports whether a node on which LVM's commands were killed again and again has nothing
-// of the volume any more, so that it can be made elsewhere. LVM may answer other commands there:
-// lvmd offers the volume group on then.
-func (p *Provisioner) hasUndone(ctx context.Context, a *attempt, r spec.Request, node string, cause error) bool {
-	if fleet.Reason(cause) != names.ReasonCommandTimedOut || r.From != nil || a.failures.unanswered < cluster.FailuresToHold {
-		return false
-	}
-	if err := p.removeByName(ctx, node, a.name); err != nil {
+// undo removes what a node may have made, and reports whether the volume can be made elsewhere.
+func (p *Provisioner) undo(ctx context.Context, a *attempt, node string) bool {
+	err := p.removeByName(ctx, node, a.name)
+	if err != nil {
 		p.Log.With("volume", a.name, "node", node).Info("what the node made cannot be taken back", "error", err)
-		return false
 	}
-	return true
+	return err == nil
 }
 
 // unanswered says that a node did not answer.

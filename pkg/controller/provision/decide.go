@@ -3,6 +3,7 @@ package provision
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -318,4 +319,109 @@ func decideCreate(s claimState) action {
 		}
 	}
 	return action{do: create, node: s.target.name, reservation: renewReservation}
+}
+
+// answer is what decideAnswer is given: a node's failure to create a claim's volume, and all that
+// the next action depends on.
+type answer struct {
+	node  string
+	cause error
+	// wrong says that the node answered with another volume, or with another volume's id.
+	wrong bool
+	// class is the name of the StorageClass.
+	class string
+	// cloned says that the claim has a data source: its volume can be on no other node.
+	cloned bool
+	// selected says that the claim names the node.
+	selected bool
+	// mayHold says that the node may hold the volume, by an earlier create where this one was not sent.
+	mayHold bool
+	// undone says that the node removed what it may have made.
+	undone bool
+	// noneLeft says that no other node can take the claim.
+	noneLeft bool
+	// unanswered and internal are the claim's failures before, as in failures.
+	unanswered, internal int
+}
+
+// isUnknown reports whether the node may have made the volume nevertheless.
+func (s answer) isUnknown() bool { return !s.wrong && fleet.MayHaveHappened(s.cause) }
+
+// mustUndo reports whether the node is to remove what it may have made, so that the volume can be
+// made elsewhere: LVM's commands were killed there again and again. LVM may answer other commands
+// there: lvmd offers the volume group on then.
+func (s answer) mustUndo() bool {
+	return s.isUnknown() && fleet.Reason(s.cause) == names.ReasonCommandTimedOut && !s.cloned && s.unanswered+1 >= cluster.FailuresToHold
+}
+
+func (s answer) cannotFormat() bool { return fleet.Reason(s.cause) == names.ReasonFormatRefused }
+
+// answerAction is what decideAnswer has chosen. Its verb is retry, reschedule, rescheduleLowered,
+// clearSuspects, or wait, which decides again at once.
+type answerAction struct {
+	action
+	// says is a warning for the user, if not empty.
+	says string
+	// refused says that the node could not make the claim's file system.
+	refused bool
+	// unanswered and internal are the claim's failures from now on.
+	unanswered, internal int
+}
+
+// elsewhereReasons are those of a node that cannot make a volume which another may make.
+var elsewhereReasons = []string{names.ReasonNoSpace, names.ReasonClassNotFound, names.ReasonDeviceMissing, names.ReasonNotResponding, names.ReasonCommandTimedOut}
+
+// decideAnswer chooses what to do after a node did not create a claim's volume. It is as pure as decide.
+func decideAnswer(s answer) answerAction {
+	const askingAgain = "; asking it again"
+	reason, refusal := fleet.Reason(s.cause), cluster.Refusal(s.node, s.cause)
+	out := answerAction{action: action{do: retry, node: s.node, why: s.cause}, internal: s.internal}
+	switch {
+	case s.wrong && s.cloned:
+		out.says = s.cause.Error()
+	case s.wrong: // Asked again, it would answer so again. What it may have made is removed as a stray.
+		return decideElsewhere(s, s.cause)
+	case s.isUnknown() && !s.undone:
+		out.unanswered = s.unanswered + 1
+		if out.unanswered > 1 { // Of a hiccup nothing is left when the next attempt succeeds.
+			out.says = unanswered(s.node, s.cause)
+		}
+	case fleet.IsNotConnected(s.cause):
+		out.do, out.why = wait, nil
+	case fleet.NotSent(s.cause) && s.mayHold:
+		out.says = refusal + askingAgain
+	case reason == names.ReasonRequestDiffers:
+		// Made for this claim under other parameters (the class was replaced), and no
+		// PersistentVolume names it.
+		out.do, out.why = clearSuspects, nil
+	case s.cloned:
+		out.gone, out.releaseSource, out.says = true, true, refusal+sourceAdvice[reason]+askingAgain
+	case reason == names.ReasonCommandFailed || s.cannotFormat():
+		out.gone, out.internal = true, s.internal+1
+		switch {
+		case out.internal < cluster.FailuresToHold:
+			out.says = refusal + askingAgain
+		case s.cannotFormat() && s.noneLeft:
+			out.refused = true
+			out.says = refusal + "; there is no other node to try: delete the claim, and make StorageClass " + s.class + " again with other parameters" + askingAgain
+		default:
+			return decideElsewhere(s, errors.New(refusal))
+		}
+	case fleet.NotSent(s.cause) || slices.Contains(elsewhereReasons, reason):
+		return decideElsewhere(s, errors.New(refusal))
+	default:
+		out.gone, out.says = true, refusal+askingAgain
+	}
+	return out
+}
+
+// decideElsewhere leaves a node that does not have the volume. If the node is to blame, the scheduler
+// must see first that it is held back. A refused file system counts against the claim alone: another node
+// may have other disks.
+func decideElsewhere(s answer, why error) answerAction {
+	out := answerAction{action: action{do: reschedule, node: s.node, why: why, gone: true}, refused: s.cannotFormat()}
+	if fault, _ := cluster.NodeFault(s.cause); s.selected && (fault || out.refused) {
+		out.do = rescheduleLowered
+	}
+	return out
 }

@@ -1,11 +1,15 @@
 package provision
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -14,6 +18,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/fleet"
 	"github.com/carve-csi/carve/pkg/scheduler"
@@ -209,4 +214,94 @@ func TestWhatIsDoneForAClaimDependsOnNothingButItsState(t *testing.T) {
 func equalActions(a, b action) bool {
 	return a.do == b.do && a.node == b.node && a.again == b.again && a.reservation == b.reservation &&
 		a.releaseSource == b.releaseSource && a.gone == b.gone && a.rejected == b.rejected
+}
+
+// refused is an error as lvmd answers with.
+func refused(code codes.Code, reason string) error {
+	s, _ := status.New(code, "why").WithDetails(&errdetails.ErrorInfo{Domain: names.ErrorDomain, Reason: reason})
+	return s.Err()
+}
+
+func TestDecideAnswer(t *testing.T) {
+	full, failed := refused(codes.ResourceExhausted, names.ReasonNoSpace), refused(codes.Internal, names.ReasonCommandFailed)
+	killed, unformatted := refused(codes.DeadlineExceeded, names.ReasonCommandTimedOut), refused(codes.FailedPrecondition, names.ReasonFormatRefused)
+	lost := status.Error(codes.Unavailable, "broken")
+	away, unsent := error(&fleet.NotConnectedError{Node: "n1"}), error(&fleet.NoPlaceError{Cause: context.DeadlineExceeded})
+	wrong := &cluster.WrongVolumeError{Node: "n1", Got: "that", Asked: "this"}
+	const last = cluster.FailuresToHold - 1
+	type want struct {
+		do                     verb
+		gone, release, refused bool
+		unanswered, internal   int
+		says                   string // part of the warning; empty for none
+	}
+	for name, test := range map[string]struct {
+		given answer
+		want  want
+	}{
+		// The outcome is unknown.
+		"no answer":                            {answer{cause: lost, internal: 1}, want{do: retry, unanswered: 1, internal: 1}},
+		"no answer twice":                      {answer{cause: lost, unanswered: 1}, want{do: retry, unanswered: 2, says: "the connection to node n1 broke"}},
+		"no answer about a clone":              {answer{cause: lost, cloned: true}, want{do: retry, unanswered: 1}},
+		"busy":                                 {answer{cause: refused(codes.Aborted, names.ReasonVolumeInUse), unanswered: 1}, want{do: retry, unanswered: 2, says: "node n1: why; asking it again"}},
+		"killed commands":                      {answer{cause: killed, unanswered: 1}, want{do: retry, unanswered: 2, says: "node n1"}},
+		"killed commands, which remain":        {answer{cause: killed, unanswered: last}, want{do: retry, unanswered: last + 1, says: "asking it again"}},
+		"killed commands, undone":              {answer{cause: killed, unanswered: last, undone: true}, want{do: reschedule, gone: true}},
+		"killed commands, undone and selected": {answer{cause: killed, unanswered: last, undone: true, selected: true}, want{do: rescheduleLowered, gone: true}},
+		// The create was not sent.
+		"not connected":                {answer{cause: away, unanswered: 1, mayHold: true}, want{do: wait}},
+		"not sent":                     {answer{cause: unsent, selected: true}, want{do: rescheduleLowered, gone: true}},
+		"not sent, but an earlier one": {answer{cause: unsent, mayHold: true}, want{do: retry, says: "asking it again"}},
+		"not sent for a clone":         {answer{cause: unsent, cloned: true}, want{do: retry, gone: true, release: true, says: "asking it again"}},
+		// The node said no.
+		"no space":                       {answer{cause: full, internal: 2, unanswered: 1, selected: true}, want{do: reschedule, gone: true}},
+		"no space for a clone":           {answer{cause: full, cloned: true}, want{do: retry, gone: true, release: true, says: "free space there"}},
+		"no such class":                  {answer{cause: refused(codes.NotFound, names.ReasonClassNotFound)}, want{do: reschedule, gone: true}},
+		"a lost disk":                    {answer{cause: refused(codes.Unavailable, names.ReasonDeviceMissing), selected: true}, want{do: rescheduleLowered, gone: true}},
+		"a lost disk, immediate binding": {answer{cause: refused(codes.Unavailable, names.ReasonDeviceMissing)}, want{do: reschedule, gone: true}},
+		"LVM hangs":                      {answer{cause: refused(codes.Unavailable, names.ReasonNotResponding), selected: true}, want{do: rescheduleLowered, gone: true}},
+		"another refusal":                {answer{cause: refused(codes.FailedPrecondition, names.ReasonVolumeInUse), unanswered: 1, internal: 1}, want{do: retry, gone: true, internal: 1, says: "asking it again"}},
+		"made under other parameters":    {answer{cause: refused(codes.AlreadyExists, names.ReasonRequestDiffers), cloned: true, internal: 1}, want{do: clearSuspects, internal: 1}},
+		"a failed command":               {answer{cause: failed, selected: true}, want{do: retry, gone: true, internal: 1, says: "asking it again"}},
+		"the last failed command":        {answer{cause: failed, selected: true, internal: last}, want{do: rescheduleLowered, gone: true}},
+		"a failed command for a clone":   {answer{cause: failed, cloned: true, internal: last}, want{do: retry, gone: true, release: true, internal: last, says: "asking it again"}},
+		"no file system":                 {answer{cause: unformatted, noneLeft: true}, want{do: retry, gone: true, internal: 1, says: "asking it again"}},
+		"no file system, the last time":  {answer{cause: unformatted, internal: last, selected: true}, want{do: rescheduleLowered, gone: true, refused: true}},
+		"no file system anywhere": {answer{cause: unformatted, internal: last, selected: true, noneLeft: true},
+			want{do: retry, gone: true, refused: true, internal: last + 1, says: "make StorageClass carve again"}},
+		// The node answered with another volume.
+		"another volume":                    {answer{cause: wrong, wrong: true, selected: true}, want{do: rescheduleLowered, gone: true}},
+		"another volume, immediate binding": {answer{cause: wrong, wrong: true}, want{do: reschedule, gone: true}},
+		"another volume for a clone":        {answer{cause: wrong, wrong: true, cloned: true, internal: 1}, want{do: retry, internal: 1, says: wrong.Error()}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			test.given.node, test.given.class = "n1", "carve"
+			act := decideAnswer(test.given)
+			got := want{act.do, act.gone, act.releaseSource, act.refused, act.unanswered, act.internal, test.want.says}
+			if got != test.want || (act.says == "") != (test.want.says == "") || !strings.Contains(act.says, test.want.says) {
+				t.Errorf("got %+v, saying %q, want %+v", got, act.says, test.want)
+			}
+			if fails := act.do == retry || act.do == reschedule || act.do == rescheduleLowered; fails != (act.why != nil) {
+				t.Errorf("the reason of %v is %v", act.do, act.why)
+			}
+		})
+	}
+}
+
+func TestOnlyKilledCommandsAreUndone(t *testing.T) {
+	const last = cluster.FailuresToHold - 1
+	killed := refused(codes.DeadlineExceeded, names.ReasonCommandTimedOut)
+	for name, test := range map[string]struct {
+		given answer
+		want  bool
+	}{
+		"the last of many": {answer{cause: killed, unanswered: last}, true},
+		"an earlier one":   {answer{cause: killed, unanswered: last - 1}, false},
+		"of a clone":       {answer{cause: killed, unanswered: last, cloned: true}, false},
+		"no answer":        {answer{cause: status.Error(codes.Unavailable, "broken"), unanswered: last}, false},
+	} {
+		if got := test.given.mustUndo(); got != test.want {
+			t.Errorf("%s: got %t, want %t", name, got, test.want)
+		}
+	}
 }

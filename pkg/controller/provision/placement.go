@@ -106,10 +106,10 @@ func (l placer) explain(a *attempt, selected selection, class *storagev1.Storage
 	return passed.explain(class, r)
 }
 
-// noneLeft reports whether a claim of the StorageClass can be on no node but those that are tried.
-func (l placer) noneLeft(tried map[string]bool, class *storagev1.StorageClass, r spec.Request) bool {
+// noneLeft reports whether a claim of the StorageClass can be on no node but last and those tried before.
+func (l placer) noneLeft(tried map[string]bool, last string, class *storagev1.StorageClass, r spec.Request) bool {
 	for _, view := range l.Fleet.Views() {
-		if _, has := view.Class(r.DeviceClass); !has || !view.Connected || tried[view.Node] {
+		if _, has := view.Class(r.DeviceClass); !has || !view.Connected || tried[view.Node] || view.Node == last {
 			continue
 		}
 		node, err := l.NodeLister.Get(view.Node)
