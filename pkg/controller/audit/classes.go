@@ -119,13 +119,7 @@ func (a *Auditor) notifyConditions(node string, before, found classConditions) {
 // notifyRecovered writes Events for conditions that are over, of classes that still exist.
 func (a *Auditor) notifyRecovered(node string, view *fleet.View, before, found classConditions) {
 	for _, class := range view.ClassNames() {
-		var over []string
-		for _, kind := range slices.Sorted(maps.Keys(before[class])) {
-			if _, still := found[class][kind]; !still {
-				over = append(over, kind)
-			}
-		}
-		if len(over) > 0 {
+		if over := onlyIn(before[class], found[class]); len(over) > 0 {
 			a.ClassRecovered(node, class, over...)
 		}
 	}

@@ -87,21 +87,13 @@ func (a *Auditor) notifyHealth(ctx context.Context, now *present, node string, v
 	users := a.usersOfVolume(ctx, now, node, vol)
 	log := a.Log.With("volume", vol.GetName(), "volume_id", vol.GetId(), "node", node,
 		"claim", vol.GetOwner().GetClaimNamespace()+"/"+vol.GetOwner().GetClaimName())
-	for _, kind := range slices.Sorted(maps.Keys(found)) {
-		if _, known := before[kind]; known {
-			continue
-		}
+	for _, kind := range onlyIn(found, before) {
 		log.Warn("a volume is not healthy", "condition", kind, "message", found[kind])
 		for _, user := range users {
 			a.Recorder.Eventf(user, v1.EventTypeWarning, cluster.ReasonVolumeUnhealthy, "volume %s on node %s is not healthy: %s: %s", vol.GetId(), node, kind, found[kind])
 		}
 	}
-	var over []string
-	for _, kind := range slices.Sorted(maps.Keys(before)) {
-		if _, still := found[kind]; !still {
-			over = append(over, kind)
-		}
-	}
+	over := onlyIn(before, found)
 	if len(over) == 0 {
 		return
 	}
@@ -109,6 +101,11 @@ func (a *Auditor) notifyHealth(ctx context.Context, now *present, node string, v
 	for _, user := range users {
 		a.Recorder.Eventf(user, v1.EventTypeNormal, cluster.ReasonVolumeRecovered, "volume %s on node %s recovered from: %s", vol.GetId(), node, strings.Join(over, ", "))
 	}
+}
+
+// onlyIn returns the keys of m that other lacks, sorted.
+func onlyIn[V any](m, other map[string]V) []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(m)), func(key string) bool { _, is := other[key]; return is })
 }
 
 // usersOfVolume are those who use a volume's claim, or the Pod that an inline volume
