@@ -179,14 +179,14 @@ func (h *history) extend() {
 		if l.IsRAID() {
 			from = slices.DeleteFunc(slices.Clone(free), func(f layout.Free) bool { return !slices.Contains(on, f.Device) })
 		}
-		err := h.Groups.Extend(context.Background(), h.Group, m.name, m.extents+most+l.Unit(), freest(l, from)...)
-		if len(freest(l, from)) > 0 && !errors.Is(err, lvm.ErrNoSpace) {
-			h.Fatalf("%v on %v of %v: growing by more than %d extents: error %v", l, on, free, most, err)
+		// Without devices, LVM would choose others for the images of a RAID volume.
+		if beyond := freest(l, from); len(beyond) > 0 || !l.IsRAID() {
+			err := h.Groups.Extend(context.Background(), h.Group, m.name, m.extents+most+l.Unit(), beyond...)
+			if err == nil || len(beyond) > 0 && !errors.Is(err, lvm.ErrNoSpace) {
+				h.Fatalf("%v on %v of %v: growing by more than %d extents: error %v", l, on, free, most, err)
+			}
+			h.unchanged()
 		}
-		if err == nil {
-			h.Fatalf("%v grew although nothing is free", l)
-		}
-		h.unchanged()
 	}
 	if most == 0 {
 		return
