@@ -8,6 +8,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/storage/volume"
 
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
@@ -66,6 +68,26 @@ func TestVolumeGivenToAnotherClaimStaysOnARealServer(t *testing.T) {
 }
 
 // TestVolumeOfLostClaimIsNoOrphanOnARealServer takes a volume's PersistentVolume away, as to replace it.
+func TestClaimMarkedAsBoundGetsNoVolumeOnARealServer(t *testing.T) {
+	client := connectToAPIServer(t)
+	w := newWorld(t, client)
+	w.namespace = ours
+	install(t, client)
+	storage := w.class(t, nil)
+	actOn(t, w, Options{Client: asController(t), Namespace: ours})
+	claim := w.claim(t, storage, "n1", named("marked", func(c *v1.PersistentVolumeClaim) { c.Annotations[volume.AnnBindCompleted] = "yes" }))
+	waittest.Until(t, "claim is lost", func() bool { return w.get(claim).Status.Phase == v1.ClaimLost })
+	waittest.Until(t, "an Event has the remedy", func() bool {
+		return w.eventOn(t, claim, "ProvisioningFailed", "kubectl annotate pvc marked pv.kubernetes.io/bind-completed-") != nil
+	})
+	if volumes := w.nodes["n1"].Volumes(); len(volumes) != 0 {
+		t.Errorf("got volumes %v for a lost claim, want none", volumes)
+	}
+	must.Get(client.CoreV1().PersistentVolumeClaims(ours).Patch(t.Context(), claim.Name, types.MergePatchType,
+		[]byte(`{"metadata":{"annotations":{"`+volume.AnnBindCompleted+`":null}}}`), metav1.PatchOptions{}))(t)
+	w.waitBound(t, claim)
+}
+
 func TestVolumeOfLostClaimIsNoOrphanOnARealServer(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)

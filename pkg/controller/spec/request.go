@@ -9,6 +9,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/storage/volume"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
@@ -133,6 +135,11 @@ func ParseClaim(claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass) 
 	}
 	if err := checkMovable(class); err != nil {
 		return Request{}, err
+	}
+	if claim.Spec.VolumeName == "" && metav1.HasAnnotation(claim.ObjectMeta, volume.AnnBindCompleted) {
+		return Request{}, &InvalidError{Field: "metadata.annotations[" + volume.AnnBindCompleted + "]",
+			Given:   "a bound claim without spec.volumeName, which Kubernetes calls Lost,",
+			Allowed: "kubectl annotate pvc " + claim.Name + " " + volume.AnnBindCompleted + "-"}
 	}
 	out := Request{Class: params, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM}
 	if claim.Spec.VolumeMode != nil && *claim.Spec.VolumeMode == v1.PersistentVolumeBlock {

@@ -10,12 +10,16 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/carve-csi/carve/api/names"
 )
 
-// selectedNode is the annotation in which the scheduler names the node that it chose.
-const selectedNode = "volume.kubernetes.io/selected-node"
+// Annotations of claims: the node that the scheduler chose, and whether Kubernetes has bound the claim.
+const (
+	selectedNode  = "volume.kubernetes.io/selected-node"
+	bindCompleted = "pv.kubernetes.io/bind-completed"
+)
 
 // Facts are what is known of a Pod and of what it waits for.
 type Facts struct {
@@ -118,6 +122,8 @@ func claimReason(f Facts, c Claim) (Reason, bool) {
 		return Reason{subject, "it does not exist", "was it deleted, or is the name wrong? kubectl get pvc; a volume that it had may be left: see docs/how-to/existing-volumes.md"}, true
 	case c.Claim.DeletionTimestamp != nil:
 		return Reason{subject, "it is being deleted", "it goes when no Pod uses it; this Pod cannot start with it"}, true
+	case c.Claim.Spec.VolumeName == "" && metav1.HasAnnotation(c.Claim.ObjectMeta, bindCompleted):
+		return Reason{subject, "it is marked as bound and names no volume, which Kubernetes calls Lost", "kubectl annotate pvc " + c.Name + " " + bindCompleted + "-"}, true
 	case c.Claim.Status.Phase == corev1.ClaimLost || c.Claim.Spec.VolumeName != "" && c.Volume == nil:
 		return Reason{subject, fmt.Sprintf("its PersistentVolume %s is gone", c.Claim.Spec.VolumeName), "its node may have the volume still: see docs/how-to/existing-volumes.md; delete the claim only if its data is not needed"}, true
 	case c.Claim.Spec.VolumeName == "" && c.Class == nil:
@@ -125,7 +131,7 @@ func claimReason(f Facts, c Claim) (Reason, bool) {
 	case !served(c):
 		return Reason{}, false
 	case missing(c.Claim):
-		return Reason{subject, "its node does not have the volume: " + condition(c.Claim, names.ConditionVolumeMissing), "docs/explanation/claims.md, when a node returns"}, true
+		return Reason{subject, "its node does not have the volume: " + condition(c.Claim, names.ConditionVolumeMissing), "docs/explanation/claims.md, Nodes that go and come back"}, true
 	case c.Volume != nil:
 		return volumeReason(f, subject, c)
 	}

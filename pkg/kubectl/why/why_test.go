@@ -69,7 +69,11 @@ func TestExplain(t *testing.T) {
 		}, [3]string{"claim/p-data", "exceeded quota: small", "A claim by hand is not this Pod's"}},
 		"the claim is being deleted": {func(f *Facts) { f.Claims[0].Claim.DeletionTimestamp = &metav1.Time{} },
 			[3]string{"claim/data", "being deleted", "cannot start"}},
-		"there is no class":  {func(f *Facts) { f.Claims[0].Class = nil }, [3]string{"claim/data", `StorageClass "carve" does not exist`, "storageclasses"}},
+		"there is no class": {func(f *Facts) { f.Claims[0].Class = nil }, [3]string{"claim/data", `StorageClass "carve" does not exist`, "storageclasses"}},
+		"it was never bound": {func(f *Facts) {
+			c := f.Claims[0].Claim
+			c.Annotations, c.Status.Phase = map[string]string{bindCompleted: "yes"}, corev1.ClaimLost
+		}, [3]string{"claim/data", "names no volume", "kubectl annotate pvc data pv.kubernetes.io/bind-completed-"}},
 		"the volume is gone": {func(f *Facts) { f.Claims[0].Claim.Spec.VolumeName = "pv" }, [3]string{"claim/data", "PersistentVolume pv is gone", "only if its data is not needed"}},
 		"the node does not have the volume": {func(f *Facts) {
 			bound(f, "n1")
