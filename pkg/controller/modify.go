@@ -16,7 +16,6 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/client-go/informers"
 	storageinformers "k8s.io/client-go/informers/storage"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/ptr"
 
@@ -52,7 +51,7 @@ func runModifier(ctx context.Context, c *core, all informers.SharedInformerFacto
 	controller := modifycontroller.NewModifyController(names.Driver, &volumeModifier{c, ctx, newShares(n)}, c.Client, 0, time.Minute, false,
 		withClasses{scoped, classes}, limiter)
 	// The library leaves a claim alone whose class did not exist when the claim was changed.
-	changed := cache.TypedResourceEventHandlerFuncs[*storagev1.VolumeAttributesClass]{AddFunc: func(class *storagev1.VolumeAttributesClass) {
+	changed := func(class *storagev1.VolumeAttributesClass) {
 		if class.DriverName != names.Driver {
 			return
 		}
@@ -61,8 +60,8 @@ func runModifier(ctx context.Context, c *core, all informers.SharedInformerFacto
 				scoped.again(claim)
 			}
 		}
-	}}
-	if _, err := cluster.Watch(cluster.On(classes.Storage().V1().VolumeAttributesClasses().TypedInformer(), changed)); err != nil {
+	}
+	if _, err := cluster.Watch(cluster.OnChange(classes.Storage().V1().VolumeAttributesClasses().TypedInformer(), changed, nil)); err != nil {
 		return err
 	}
 	classes.Start(ctx.Done())

@@ -269,6 +269,12 @@ func TestPreBindFailsWhenTheClaimCannotBeBound(t *testing.T) {
 		"the Pod was deleted": {func(w *world) {
 			must.Succeed(w.t, w.client.CoreV1().Pods(namespace).Delete(w.t.Context(), "p", metav1.DeleteOptions{}))
 		}, "the Pod was deleted"},
+		"the Pod was replaced": {func(w *world) {
+			pods := w.client.CoreV1().Pods(namespace)
+			pod := must.Get(pods.Get(w.t.Context(), "p", metav1.GetOptions{}))(w.t)
+			pod.UID = "another"
+			must.Get(pods.Update(w.t.Context(), pod, metav1.UpdateOptions{}))(w.t)
+		}, "the Pod was deleted"},
 		"the node was deleted": {func(w *world) {
 			must.Succeed(w.t, w.client.CoreV1().Nodes().Delete(w.t.Context(), "n1", metav1.DeleteOptions{}))
 		}, `"n1" not found`},
