@@ -13,8 +13,8 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
 
-// AdoptedBefore reports the volume of a name, or returns nil if there is none. It is an error if
-// that was not adopted from the logical volume, or is being reverted.
+// AdoptedBefore returns the report of the named volume, or nil if none has the name. It fails if
+// that volume was adopted from another logical volume, or its adoption is being reverted.
 func (m *Inventory) AdoptedBefore(name, lv string) (*lvmdv1.Volume, error) {
 	m.lock()
 	defer m.unlock()
@@ -25,20 +25,20 @@ func (m *Inventory) AdoptedBefore(name, lv string) (*lvmdv1.Volume, error) {
 	case v.rec.AdoptedFrom != lv:
 		return nil, apierror.RequestDiffers(name, fmt.Sprintf("it was adopted from %q, asked for %q", v.rec.AdoptedFrom, lv))
 	case v.lifecycle.state == Deleting:
-		return nil, errDeleting(v) // The claim of a reversal.
+		return nil, errDeleting(v)
 	}
 	return v.proto(), nil
 }
 
-// Home is a class in one of its groups, in which a logical volume may be adopted.
+// Home is a class in one of its groups, into which a logical volume may be adopted.
 type Home struct {
 	Class string
 	Group *Group
 	in    *classGroup
 }
 
-// Homes are a class in those of its groups that have all of their disks, and the given name unless
-// that is empty.
+// Homes returns the class in each of its groups that has all its disks; group restricts them unless
+// empty.
 func (m *Inventory) Homes(className, group string) ([]Home, error) {
 	m.lock()
 	defer m.unlock()
@@ -58,7 +58,7 @@ func (m *Inventory) Homes(className, group string) ([]Home, error) {
 	return homes, nil
 }
 
-// Takes returns why a logical volume cannot be a volume of the class, or nil.
+// Takes returns the reason why the class cannot have a logical volume, or nil.
 func (h Home) Takes(lv *lvm.Volume) error {
 	c := h.in
 	switch {
@@ -84,7 +84,7 @@ func (h Home) Takes(lv *lvm.Volume) error {
 	return nil
 }
 
-// liesAs reports whether volumes of the class lie so, on whatever number of devices.
+// liesAs ignores the number of devices.
 func (c *class) liesAs(l layout.Layout) bool {
 	if l.IsLinear() {
 		return c.Type == config.Linear || c.Stripes == config.AllDevices
@@ -92,8 +92,8 @@ func (c *class) liesAs(l layout.Layout) bool {
 	return l.Type == layout.Type(c.Type)
 }
 
-// Candidate is what a logical volume would be reported as, were it adopted with an identity and
-// tags. It is an error if the group's metadata has no space for these.
+// Candidate returns the report that a logical volume would have after its adoption. It fails if the
+// group's metadata lacks space for the tags.
 func (h Home) Candidate(lv *lvm.Volume, ident spec.Identity, tags []string) (*lvmdv1.Volume, error) {
 	g := h.in.group
 	g.m.lock()
@@ -108,7 +108,7 @@ func (h Home) Candidate(lv *lvm.Volume, ident spec.Identity, tags []string) (*lv
 	return v.proto(), nil
 }
 
-// ClaimAdopted claims a volume whose adoption is to be confirmed or reverted, until Release.
+// ClaimAdopted claims a volume until Release, to confirm or revert its adoption.
 func (m *Inventory) ClaimAdopted(id string, claim State) (*Volume, error) {
 	m.lock()
 	defer m.unlock()
@@ -128,7 +128,7 @@ type reverted struct {
 	v *Volume
 }
 
-// Reverted is the effect of the commands that reverted the adoption of a volume.
+// Reverted is the effect of reverting the adoption of a volume.
 func Reverted(v *Volume) Effect { return reverted{v: v} }
 
 func (e reverted) apply(m *model) []*Volume {

@@ -6,22 +6,19 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/zeroed"
 )
 
-// Effect is what a command does that changes a group and succeeds. Its values are made by the
-// functions of this package that return one.
+// Effect is the change that a successful command makes to a group.
 type Effect interface {
-	// steps is by how much the command raises the group's sequence number; zero means that
-	// only a scan shows what was done.
+	// steps is the rise of the group's sequence number; zero if only a scan shows the change.
 	steps() uint64
-	// delta is by how many extents the command changes what is allocatable.
+	// delta is the change of the allocatable extents.
 	delta() int64
-	// apply makes the rest of the change, and returns the volumes whose report it changed.
+	// apply makes the rest of the change, and returns the volumes whose report changed.
 	apply(*model) []*Volume
 }
 
-// tagged is a command that changes tags, or nothing that is kept here.
 type tagged struct{}
 
-// Tagged is the effect of a command that changes tags of one volume.
+// Tagged is the effect of a command that changes the tags of one volume.
 func Tagged() Effect { return tagged{} }
 
 func (tagged) steps() uint64          { return 1 }
@@ -30,7 +27,7 @@ func (tagged) apply(*model) []*Volume { return nil }
 
 type unknown struct{}
 
-// Unknown is the effect of a command of which a scan shows what it did.
+// Unknown is the effect of a command whose change only a scan shows.
 func Unknown() Effect { return unknown{} }
 
 func (unknown) steps() uint64          { return 0 }
@@ -39,8 +36,7 @@ func (unknown) apply(*model) []*Volume { return nil }
 
 type poolGrown struct{ *PoolGrowth }
 
-// PoolGrown is the effect of the command that grew a pool's data. Where the extents were taken, a
-// scan shows.
+// PoolGrown is the effect of growing a pool's data. Only a scan shows which extents it took.
 func PoolGrown(g *PoolGrowth) Effect { return poolGrown{g} }
 
 func (poolGrown) steps() uint64  { return 0 }
@@ -51,12 +47,11 @@ func (g poolGrown) apply(*model) []*Volume {
 	return nil
 }
 
-// Change is a command that changes a group, from before it to the end of what follows from it. The
-// caller has the group's slot.
+// Change spans a command that changes a group, and its aftermath. The caller has the group's slot.
 type Change struct{ group *Group }
 
-// BeginChange is called before a command that changes a group. It fails with apierror.DeviceMissing
-// if the group is there and is not used.
+// BeginChange is called before a command that changes the group. It fails with
+// apierror.DeviceMissing if the group was refused.
 func (g *Group) BeginChange() (Change, error) {
 	g.m.lock()
 	defer g.m.unlock()
@@ -67,9 +62,8 @@ func (g *Group) BeginChange() (Change, error) {
 	return Change{g}, nil
 }
 
-// Explains reports whether a group's metadata, as it is now, is explained by the effect alone:
-// nothing else happened to the group since it was last looked at. placed is true if lvmd chooses
-// where the group's volumes lie.
+// Explains reports whether the effect alone accounts for the group's current metadata. placed is
+// true if lvmd chooses where the group's volumes lie.
 func (c Change) Explains(e Effect, now ondisk.Metadata) (explains, placed bool) {
 	g := c.group
 	g.m.lock()
@@ -77,14 +71,13 @@ func (c Change) Explains(e Effect, now ondisk.Metadata) (explains, placed bool) 
 	return !g.stale && e.steps() != 0 && now.Seqno == g.metadata.Seqno+e.steps() && now.Unreadable == g.metadata.Unreadable, g.placed
 }
 
-// Commit takes over a change that explains the group's metadata. where is where everything lies
-// now, in a group in which lvmd chooses that.
+// Commit applies an effect that explains the metadata. where is used for placed groups only.
 func (c Change) Commit(e Effect, now ondisk.Metadata, where ondisk.Placement) {
 	g, m := c.group, c.group.m
 	m.lock()
 	defer m.unlock()
 	g.metadata = now
-	delta := e.delta() // The reservations that it is computed of end with apply.
+	delta := e.delta() // Compute it before apply ends the reservations it depends on.
 	g.allocatable += delta
 	m.relocate(g, where)
 	changed := e.apply(m)
@@ -94,8 +87,7 @@ func (c Change) Commit(e Effect, now ondisk.Metadata, where ondisk.Placement) {
 	m.publish(g, changed...)
 }
 
-// CommitUnscanned takes over a change that succeeded in a group that could not be scanned after
-// it, until a scan can.
+// CommitUnscanned applies an effect to a stale group that could not be scanned after the command.
 func (c Change) CommitUnscanned(e Effect) {
 	g, m := c.group, c.group.m
 	m.lock()

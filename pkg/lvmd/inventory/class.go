@@ -17,33 +17,30 @@ import (
 	"github.com/carve-csi/carve/pkg/quantity"
 )
 
-// class is a device class and what was last reported of it.
+// class is a device class with its last report.
 type class struct {
 	config.DeviceClass
-	// groups has the class in each of its groups, in the configuration's order.
+	// groups are in the configuration's order.
 	groups []*classGroup
-	// wiping limits the rate of wipes; nil means no limit.
-	wiping *rate.Limiter
-	// copying limits the rate of copies to volumes of the class; nil means no limit.
+	// wiping and copying limit the rates; nil means no limit.
+	wiping  *rate.Limiter
 	copying *rate.Limiter
 	// reported is nil while the class is not offered.
 	reported *lvmdv1.DeviceClass
-	// changed is the generation that reported changed with.
+	// changed is the generation in which reported changed.
 	changed uint64
 }
 
-// classGroup is a class in one of its groups.
 type classGroup struct {
 	*class
 	group *Group
-	// pool is the class' thin pool in the group, if it is thin, or nil.
+	// pool is nil unless the class is thin.
 	pool *Pool
 }
 
-// wipeBurst bounds how much a limited rate allows at once, in bytes.
+// wipeBurst is in bytes.
 const wipeBurst = 64 << 20
 
-// newClass is a class whose groups are in groups.
 func newClass(dc config.DeviceClass, groups map[string]*Group) *class {
 	c := &class{DeviceClass: dc, wiping: limiter(dc.WipeRate), copying: limiter(dc.CopyRate)}
 	for _, name := range dc.VolumeGroups {
@@ -52,8 +49,7 @@ func newClass(dc config.DeviceClass, groups map[string]*Group) *class {
 	return c
 }
 
-// limiter limits wipes or copies to so many bytes per second, in steps of a tenth; zero is
-// no limit.
+// limiter allows bytesPerSecond in bursts of a tenth of a second; zero means no limit.
 func limiter(bytesPerSecond int64) *rate.Limiter {
 	if bytesPerSecond == 0 {
 		return nil
@@ -62,11 +58,10 @@ func limiter(bytesPerSecond int64) *rate.Limiter {
 	return rate.NewLimiter(rate.Limit(bytesPerSecond), int(burst-burst%4096))
 }
 
-// wipes reports whether what is deleted of the class reads as zeroes before it is free.
+// wipes reports whether deleted volumes of the class read as zeroes before their space is free.
 func (c *class) wipes() bool { return c.Wipe == config.WipeAuto || c.Wipe == config.WipeZero }
 
-// layout is how new volumes of the class lie in the group. Thin volumes lie in their
-// pool: their layout is linear.
+// layout is linear for thin volumes, wherever their pool lies.
 func (c *classGroup) layout() layout.Layout {
 	switch {
 	case c.Type == config.Thin:
@@ -77,7 +72,6 @@ func (c *classGroup) layout() layout.Layout {
 	return layout.Layout{Type: layout.Type(c.Type), Stripes: c.Stripes, StripeSize: c.StripeSize, Mirrors: c.Mirrors}
 }
 
-// in returns the class in a group, or nil.
 func (c *class) in(g *Group) *classGroup {
 	for _, p := range c.groups {
 		if p.group == g {
@@ -90,13 +84,12 @@ func (c *class) in(g *Group) *classGroup {
 // fit is how a volume would lie in a group.
 type fit struct {
 	extents, segments int64
-	// text is what it may take of the group's metadata.
+	// text bounds its bytes in the group's metadata.
 	text int64
 }
 
-// choose picks the group for a new volume: of those that can take it, the one
-// with the most free space. When none can, the error is that of the group which came
-// closest: no space rather than out of order.
+// choose picks the group with the most free space of those that fit. If none does, the error is of
+// the group that came closest: lack of space rather than missing disks.
 func (c *class) choose(ident *spec.Identity) (*classGroup, fit, error) {
 	var best *classGroup
 	var bestFit fit
@@ -120,8 +113,7 @@ func (c *class) choose(ident *spec.Identity) (*classGroup, fit, error) {
 	return best, bestFit, nil
 }
 
-// place decides whether a volume can be made in the group now. stage counts
-// how many of the conditions held when it cannot.
+// place checks whether the group can take a volume now. If not, stage is higher the closer it came.
 func (c *classGroup) place(ident *spec.Identity) (f fit, stage int, err error) {
 	g := c.group
 	switch {
@@ -152,7 +144,7 @@ func (c *classGroup) place(ident *spec.Identity) (f fit, stage int, err error) {
 	if !g.mayHaveMore() {
 		return f, 3, errTooMany(g, fmt.Sprintf("device class %q", c.Name))
 	}
-	// It has TagCopying or TagMaking, which is shorter, and may have TagProvisional.
+	// TagMaking, the alternative to TagCopying, is shorter.
 	f.segments, f.text = l.Segments(segments), l.Text(append(ident.Tags(), spec.TagCopying, spec.TagProvisional), segments)
 	if !g.hasText(f.text) {
 		return f, 4, apierror.NoSpace("device class %q: the metadata of volume group %q has no space for more volumes: it takes %s of at most %s",
@@ -165,8 +157,8 @@ func (c *classGroup) place(ident *spec.Identity) (f fit, stage int, err error) {
 	return f, 0, nil
 }
 
-// checkInlineShare returns an error if the class' inline volumes would exceed their share with one more
-// of extents in the group. Deleted volumes that are not wiped yet count.
+// checkInlineShare fails if a new inline volume of extents would exceed the class' share. Deleted
+// volumes that are not wiped yet count.
 func (c *classGroup) checkInlineShare(extents int64) error {
 	asked := extents * c.group.info.ExtentSize
 	var taken int64
@@ -183,7 +175,6 @@ func (c *classGroup) checkInlineShare(extents int64) error {
 		c.Name, quantity.Bytes(asked), quantity.Bytes(share), c.InlinePercent, quantity.Bytes(taken), c.Name)
 }
 
-// largest is the free space of the class' group that has the most, in bytes.
 func (c *class) largest() int64 {
 	var n int64
 	for _, p := range c.groups {
@@ -192,7 +183,7 @@ func (c *class) largest() int64 {
 	return n
 }
 
-// several reminds readers of messages that a volume lies in one group.
+// several qualifies a free space in messages, since a volume lies in one group.
 func (c *class) several() string {
 	if len(c.groups) == 1 {
 		return ""
@@ -200,7 +191,6 @@ func (c *class) several() string {
 	return " in its volume group with the most free space"
 }
 
-// unfit is Unfit for a group that is there.
 func (c *classGroup) unfit() config.Problems {
 	if !c.group.present {
 		return nil
@@ -208,9 +198,8 @@ func (c *classGroup) unfit() config.Problems {
 	return Unfit(&c.DeviceClass, &c.group.info)
 }
 
-// Unfit says why no volume of a class can be made in a group, whatever is free there: the
-// key that is to blame with its value and why. Volumes that exist
-// lie as they were made, and are served.
+// Unfit returns the configuration key that rules out new volumes of a class in a group, whatever is
+// free. Existing volumes keep their layout and are served.
 func Unfit(c *config.DeviceClass, g *lvm.Group) config.Problems {
 	switch {
 	case c.Type.IsRAID() && g.ExtentSize < layout.MinRAIDExtent:
@@ -227,8 +216,6 @@ func Unfit(c *config.DeviceClass, g *lvm.Group) config.Problems {
 	return nil
 }
 
-// pmemProblem says why a group cannot be used for volumes that are mapped
-// directly into memory, or nothing.
 func pmemProblem(g *lvm.Group) error {
 	if g.ExtentSize%layout.PMEMAlignment != 0 {
 		return fmt.Errorf("volume group %q has extents of %s; for pmem they must be a multiple of 2 MiB (vgchange --physicalextentsize 4m %s)",
@@ -246,7 +233,7 @@ func pmemProblem(g *lvm.Group) error {
 	return nil
 }
 
-// report is what the service says of a class; nil when it is not offered.
+// report returns nil while the class is not offered.
 func (m *model) report(c *class) *lvmdv1.DeviceClass {
 	r := &lvmdv1.DeviceClass{
 		Name: c.Name, Default: c.Default, Type: string(c.Type), Medium: string(c.Medium),
@@ -277,9 +264,8 @@ func (m *model) report(c *class) *lvmdv1.DeviceClass {
 	return r
 }
 
-// report is what a group adds to its class' report: the numbers are returned,
-// conditions and sizes that every group must be fit for go into the class. everywhere is
-// true when all block devices are looked at for the group.
+// report returns the group's numbers, and adds conditions and sizes that all groups must satisfy to
+// class. everywhere means that the configuration's key devices restricts nothing.
 func (c *classGroup) report(class *lvmdv1.DeviceClass, everywhere bool) *lvmdv1.ClassGroup {
 	g := c.group
 	r := &lvmdv1.ClassGroup{VgName: g.name}
@@ -323,7 +309,7 @@ func (c *classGroup) report(class *lvmdv1.DeviceClass, everywhere bool) *lvmdv1.
 		class.VolumeCostBytes = max(class.VolumeCostBytes, (2*one-two)*g.info.ExtentSize)
 	}
 	r.AvailableBytes = c.reportedFree() * g.info.ExtentSize
-	// A linear volume can lie on any extents: fragments do not matter.
+	// Fragments do not matter: a linear volume can lie on any extents.
 	r.MaximumVolumeSizeBytes = r.AvailableBytes
 	if l := c.layout(); !l.IsLinear() {
 		c.reportLayout(r, l, add)

@@ -9,7 +9,6 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm"
 )
 
-// contentsNotFound says what is known of a volume that is Unfinished, and what happens next.
 func contentsNotFound(v *Volume) string {
 	const kept = "it is kept as it is, neither handed out nor formatted; "
 	switch {
@@ -32,7 +31,6 @@ func condition(kind, format string, args ...any) *lvmdv1.Condition {
 	return &lvmdv1.Condition{Type: kind, Message: fmt.Sprintf(format, args...)}
 }
 
-// oneOfEachType joins the messages of conditions that have one type.
 func oneOfEachType(all []*lvmdv1.Condition) []*lvmdv1.Condition {
 	var joined []*lvmdv1.Condition
 	for _, c := range all {
@@ -46,27 +44,25 @@ func oneOfEachType(all []*lvmdv1.Condition) []*lvmdv1.Condition {
 	return joined
 }
 
-// A finding is a condition that a letter of lv_attr makes of a volume.
+// A finding is the condition that a letter of lv_attr stands for.
 type finding struct{ kind, message string }
 
-// What becomes of lv_attr, whose letters lvs(8) lists by position. Letters that
-// are in none of these tables make no condition:
+// Letters of lv_attr, whose positions lvs(8) lists. Those in none of these tables make no
+// condition:
 //
-//   - 1, type: all others are layouts, which are reported as such, or components of
-//     volumes. That a mirror was not synchronised at first is how lvmd makes them;
-//     that an image is out of sync the kernel says of the whole, see raidConditions.
+//   - 1, type: the others are layouts, which are reported as such, or components of volumes.
+//     lvmd creates mirrors without initial sync (R); for images out of sync see raidConditions.
 //   - 2, permissions: r and R are ReadOnly, w is usual.
-//   - 3, 4, allocation and minor number: how LVM is to choose. Extents that are
-//     locked are being moved by pvmove, while the volume is as good as ever.
-//   - 5, state: of a, s, d, i and - the device is asked itself, now: it is Inactive
-//     without a live table, and Suspended while the kernel holds back its I/O. h is of
-//     volumes that are gone, which are not asked for.
-//   - 6, open: usual, and its user's affair.
-//   - 7, target: all others are known kinds of devices.
+//   - 3, 4, allocation and minor number: LVM's policy. Locked extents are being moved by pvmove,
+//     which does the volume no harm.
+//   - 5, state: instead of a, s, d, i and - the device is asked: it is Inactive without a live
+//     table, and Suspended while the kernel holds back its I/O. h is a volume that is gone.
+//   - 6, open: usual.
+//   - 7, target: the others are known kinds of devices.
 //   - 8, zeroing: of pools, see pool.conditions.
-//   - 9, health: w is what an administrator asked for (lvchange --writemostly). Of
-//     RAID the kernel reports r and m at any time; LVM only when it was asked.
-//   - 10, k: the administrator who set it does not want it active; then it is Inactive.
+//   - 9, health: an administrator asks for w (lvchange --writemostly). For RAID, raidConditions has
+//     the kernel's current r and m; LVM's are as of the last scan.
+//   - 10, k: an administrator set it, and wants the volume inactive; then it is Inactive.
 var (
 	typeFindings = map[byte]finding{
 		'O': {conditions.LVMBusy, "a snapshot is being merged into the volume: wait for it (lvconvert --merge)"},
@@ -96,7 +92,6 @@ var (
 	}
 )
 
-// conditionsOf translates what LVM and the kernel say of a volume.
 func conditionsOf(lv *lvm.Volume, d lvm.Device, active bool) []*lvmdv1.Condition {
 	var c []*lvmdv1.Condition
 	add := func(f finding) {
@@ -122,8 +117,7 @@ func conditionsOf(lv *lvm.Volume, d lvm.Device, active bool) []*lvmdv1.Condition
 	return c
 }
 
-// raidConditions translates what the kernel says of a RAID volume. Progress is
-// reported in steps: each is a message to every watcher.
+// raidConditions reports progress in steps: each change is a message to every watcher.
 func raidConditions(s lvm.RAIDStatus) []*lvmdv1.Condition {
 	var c []*lvmdv1.Condition
 	if s.Failed > 0 {

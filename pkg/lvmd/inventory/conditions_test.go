@@ -12,8 +12,6 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// TestEveryLetterOfTheAttributesMakesItsCondition has every letter that lvs(8) lists
-// for lv_attr, in the place of the one that an ordinary volume has there.
 func TestEveryLetterOfTheAttributesMakesItsCondition(t *testing.T) {
 	const ordinary = "-wi-a-----"
 	for position, letters := range []map[byte]string{
@@ -25,7 +23,7 @@ func TestEveryLetterOfTheAttributesMakesItsCondition(t *testing.T) {
 		{'a': "", 'c': "", 'i': "", 'l': "", 'n': "", 'A': "", 'C': "", 'I': "", 'L': "", 'N': ""},
 		{'-': "", 'm': ""},
 		{
-			// Of these the device is asked itself.
+			// The device is asked instead.
 			'-': "", 'a': "", 's': "", 'd': "", 'i': "", 'h': "",
 			'I': "Failed", 'S': "Failed", 'm': "LVMBusy", 'M': "LVMBusy",
 			'c': "LVMBusy", 'C': "LVMBusy", 'X': "LVMBusy",

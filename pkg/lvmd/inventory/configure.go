@@ -9,8 +9,8 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
 
-// Configure makes the classes and groups of the first configuration, and returns the groups, each
-// once, in the configuration's order. pins are what they are known by, by name.
+// Configure sets the first configuration, and returns its groups once each, in its order. pins
+// identify the groups, by name.
 func (m *Inventory) Configure(c *config.Config, pins map[string]lvm.Identity) []*Group {
 	m.lock()
 	defer m.unlock()
@@ -33,8 +33,8 @@ func (m *Inventory) Configure(c *config.Config, pins map[string]lvm.Identity) []
 	return groups
 }
 
-// Recall takes in what the journal has, which the scans that follow compare with the disks.
-// Records of groups that are not configured now are left in the journal.
+// Recall restores what the journal has; scans then compare it with the disks. Records of groups
+// that are no longer configured stay in the journal.
 func (m *Inventory) Recall(records map[string]spec.Record, groups map[string]Remembered) {
 	m.lock()
 	defer m.unlock()
@@ -54,17 +54,17 @@ func (m *Inventory) Recall(records map[string]spec.Record, groups map[string]Rem
 	}
 }
 
-// Config is the configuration in force.
+// Config returns the configuration in force.
 func (m *Inventory) Config() *config.Config {
 	m.lock()
 	defer m.unlock()
 	return m.config
 }
 
-// Member is the class that a volume is in, and the group that it lies in.
+// Member names the class and the group of a volume.
 type Member struct{ Class, Group string }
 
-// Members are those of all volumes. What is left of a deleted one needs no class.
+// Members returns those of all volumes but tombstones, which need no class.
 func (m *Inventory) Members() []Member {
 	m.lock()
 	defer m.unlock()
@@ -77,7 +77,7 @@ func (m *Inventory) Members() []Member {
 	return all
 }
 
-// Groups are the groups as last scanned, without those that LVM does not know.
+// Groups returns the groups that LVM knows, as last scanned.
 func (m *Inventory) Groups() (found []lvm.Group) {
 	m.lock()
 	defer m.unlock()
@@ -89,9 +89,8 @@ func (m *Inventory) Groups() (found []lvm.Group) {
 	return found
 }
 
-// Reconfigure takes over another configuration of the same groups and thin pools. Watchers get the full state
-// again. placements are where everything lies in groups in which lvmd may have to choose that from
-// now on, as far as it is known.
+// Reconfigure replaces the configuration by one with the same groups and thin pools. Watchers get
+// the full state again. placements has, as far as known, the layout of groups that become placed.
 func (m *Inventory) Reconfigure(c *config.Config, placements map[string]ondisk.Placement) {
 	m.lock()
 	defer m.unlock()
@@ -105,9 +104,8 @@ func (m *Inventory) Reconfigure(c *config.Config, placements map[string]ondisk.P
 	m.republish()
 }
 
-// Refuse notes that the configuration file holds what cannot be taken over, and
-// why: every class says so until a configuration is taken over. An empty reason
-// takes it back.
+// Refuse sets the reason why the configuration file is not in force, which every class then
+// reports; empty clears it, as Reconfigure does.
 func (m *Inventory) Refuse(reason string) {
 	m.lock()
 	defer m.unlock()
@@ -117,7 +115,7 @@ func (m *Inventory) Refuse(reason string) {
 	}
 }
 
-// ListedUUIDs are the UUIDs that a configuration allows for a group; none means any.
+// ListedUUIDs returns the UUIDs that a configuration allows for a group; none means any.
 func ListedUUIDs(c *config.Config, group string) []string {
 	var listed []string
 	for i := range c.Classes {

@@ -19,8 +19,7 @@ type Creation struct {
 	m    *model
 	done chan struct{}
 	// cancel is nil before Begin.
-	cancel func()
-	// waiters counts the callers.
+	cancel  func()
 	waiters int
 	// abandoned cancels the creation unless a caller joins it in time; nil while there are callers.
 	abandoned *time.Timer
@@ -38,13 +37,11 @@ func (op *Creation) Done() <-chan struct{} { return op.done }
 // Result returns the volume, or why there is none, once the creation is done.
 func (op *Creation) Result() (*lvmdv1.Volume, error) { return op.volume, op.err }
 
-// join adds a caller.
 func (op *Creation) join() {
 	op.waiters++
 	op.attended()
 }
 
-// attended stops the timer that waits for a caller.
 func (op *Creation) attended() {
 	if op.abandoned != nil {
 		op.abandoned.Stop()
@@ -52,7 +49,6 @@ func (op *Creation) attended() {
 	}
 }
 
-// stop cancels the creation.
 func (op *Creation) stop() {
 	op.cancelled = true
 	if op.cancel != nil {
@@ -60,7 +56,6 @@ func (op *Creation) stop() {
 	}
 }
 
-// isUnattended reports whether the creation runs without a caller.
 func (op *Creation) isUnattended() bool { return op.lasting || op.waiters == 0 }
 
 // Admission is the answer to a request for a volume.
@@ -168,7 +163,6 @@ func errDeleting(v *Volume) error {
 	return apierror.OperationPending("%q is being deleted", v.rec.Ident.Name)
 }
 
-// admit adds a new volume, reserves its space and begins its creation.
 func (m *model) admit(v *Volume, from *source) *Creation {
 	v.making.tag, v.making.provisional = makingTag(from), v.rec.Provisional
 	v.reserve()
@@ -179,7 +173,6 @@ func (m *model) admit(v *Volume, from *source) *Creation {
 	return m.beginCreation(v)
 }
 
-// beginCreation gives a volume to a creation.
 func (m *model) beginCreation(v *Volume) *Creation {
 	v.op = &Creation{m: m, done: make(chan struct{}), waiters: 1}
 	m.enter(v, v.lifecycle.begun())
@@ -305,15 +298,14 @@ func (v *Volume) NotZeroed() (where zeroed.Set, all bool) {
 	return v.notZeroed, m.mustBeZeroed(v.rec.Ident)
 }
 
-// created is a volume that LVM has made, with the segments that it lies in, or why these are
-// not known; a thin volume has none.
 type created struct {
 	v        *Volume
 	segments []lvm.Segment
 	unmapped error
 }
 
-// Created is the effect of the command that made a volume.
+// Created is the effect of the command that made a volume. unmapped says why segments are unknown; a
+// thin volume has none.
 func Created(v *Volume, segments []lvm.Segment, unmapped error) Effect {
 	return created{v, segments, unmapped}
 }

@@ -14,27 +14,25 @@ import (
 )
 
 const (
-	// A failed wipe or removal is tried again after a delay that doubles.
+	// The delay after a failed wipe or removal doubles each time.
 	firstRetry = 250 * time.Millisecond
 	lastRetry  = time.Minute
-	// FairEvery is of how many chunks one is of the volume that has waited longest.
+	// FairEvery is the interval, in chunks, at which the longest-waiting volume gets one.
 	FairEvery = 4
-	// MaxSlow bounds how many wipes of a group wait for their disks at once, each for other disks.
+	// MaxSlow bounds the wipes of a group that wait for their disks at once, each for other disks.
 	MaxSlow = 16
 )
 
-// ToDelete says what is to be deleted.
+// ToDelete selects a volume to delete.
 type ToDelete struct {
 	// Exactly one of ID and Name is set.
 	ID, Name string
-	// Snapshot is true for a snapshot, and false for a volume.
 	Snapshot bool
-	// OnlyProvisional is true when a volume that is not provisional is to stay.
+	// OnlyProvisional keeps a volume that is not provisional.
 	OnlyProvisional bool
 }
 
-// ClaimForDeletion claims a volume, or snapshot. Nothing else changes it from then on, until Release
-// or MarkDeleted.
+// ClaimForDeletion claims a volume or snapshot until Release or MarkDeleted.
 func (m *Inventory) ClaimForDeletion(d ToDelete) (*Volume, error) {
 	m.lock()
 	defer m.unlock()
@@ -64,8 +62,8 @@ func (m *Inventory) ClaimForDeletion(d ToDelete) (*Volume, error) {
 	return v, nil
 }
 
-// MarkDeleted makes a volume a tombstone that has its open device, or nil. The device of one that a
-// scan has lost meanwhile is returned: the caller closes it.
+// MarkDeleted makes a volume a tombstone with its open device h, which may be nil. If a scan has
+// lost the volume, it returns h for the caller to close.
 func (v *Volume) MarkDeleted(h blockdev.Handle) (left blockdev.Handle) {
 	m := v.group.m
 	m.lock()
@@ -79,14 +77,14 @@ func (v *Volume) MarkDeleted(h blockdev.Handle) (left blockdev.Handle) {
 	return nil
 }
 
-// needsMark reports whether LVM's metadata is yet to show that a tombstone is one. What LVM has
-// not finished making is known for that by itself.
+// needsMark reports whether LVM's metadata has yet to show the tombstone. An unfinished creation
+// shows as one by itself.
 func needsMark(v *Volume) bool {
 	return v.lifecycle.state == Deleted && !v.halfMade && v.group.exists[v.rec.ID]
 }
 
-// NextToMark picks at most so many tombstones that are to be marked, by one command. When all of
-// them must wait, it returns until when; the zero time means for an event.
+// NextToMark returns up to most tombstones to mark with one command. If none is due, retry is the
+// earliest due time, or zero to wait for an event.
 func (g *Group) NextToMark(most int) (batch []*Volume, retry time.Time) {
 	m := g.m
 	now := time.Now()
@@ -109,7 +107,7 @@ func (g *Group) NextToMark(most int) (batch []*Volume, retry time.Time) {
 
 type marked struct{ batch []*Volume }
 
-// MarkedDeleted is the effect of the command that marked tombstones.
+// MarkedDeleted is the effect of the command that marks tombstones.
 func MarkedDeleted(batch []*Volume) Effect { return marked{batch} }
 
 func (e marked) steps() uint64 { return uint64(len(e.batch)) }
@@ -122,15 +120,15 @@ func (e marked) apply(m *model) []*Volume {
 	return nil
 }
 
-// NextToWipe picks a tombstone, and begins a step of its wipe, which must be ended. When all of them
-// must wait, ok is false, and retry is until when; the zero time means for an event.
+// NextToWipe picks a tombstone and begins a step of its wipe, which the caller must end. If none is
+// due, ok is false, and retry is the earliest due time, or zero to wait for an event.
 //
-// While the step of another one waits for its disks, those that lie on the same disks are not
-// picked. Which those are may have to be asked for first, see WipeStep.MustLocate.
+// It skips tombstones on disks that another one's step waits for; WipeStep.MustLocate asks for the
+// disks of one where they are not known.
 //
-// Small volumes do not wait for large ones: most chunks are of the volume with the least left to
-// do, which makes the mean wait the least possible. One of FairEvery is of the volume that has
-// waited longest, and of these the largest, so that large ones end, too.
+// Most chunks go to the volume with the least left to wipe, which minimizes the mean wait. One in
+// FairEvery goes to the volume that has waited longest, and of these to the largest, so that large
+// volumes finish, too.
 func (g *Group) NextToWipe() (step WipeStep, ok bool, retry time.Time) {
 	m := g.m
 	now := time.Now()
@@ -175,43 +173,43 @@ func (g *Group) NextToWipe() (step WipeStep, ok bool, retry time.Time) {
 	return step, true, retry
 }
 
-// WipeStep is one step of a tombstone's wipe, which has one at a time: what it needs when NextToWipe
-// begins it, and what came of it when End ends it.
+// WipeStep is the step of a tombstone's wipe between NextToWipe and End. A tombstone has at most
+// one.
 type WipeStep struct {
 	Volume *Volume
-	// Size is the volume's, in bytes. Where its device has more, the device may be another's, and
-	// where it has less, its end would not be wiped.
+	// Size is the volume's, in bytes. A larger device may be another volume's; the end of a smaller
+	// one would not be wiped.
 	Size int64
-	// How is how the volume is wiped, and Limit what limits the rate; nil is no limit.
+	// Limit limits the rate; nil means no limit.
 	How   config.Wipe
 	Limit *rate.Limiter
-	// HalfMade is true of a volume that was never written to, and Thin of a thin one.
+	// HalfMade is true of a volume that was never written to.
 	HalfMade, Thin bool
-	// MustLocate is true of a volume that may lie on disks that another one's step waits for.
+	// MustLocate is true if the volume may lie on disks that another one's step waits for.
 	MustLocate bool
 	forgotten  int
 	WipeResult
 }
 
-// WipeResult is how far a wipe is, and what came of a step.
+// WipeResult is the progress of a wipe.
 type WipeResult struct {
-	// Handle is the volume's open device, or nil. It is the step's alone until End: a scan that loses
-	// the volume meanwhile closes nothing.
+	// Handle is the volume's open device, or nil. The step owns it until End: a scan that loses the
+	// volume does not close it.
 	Handle blockdev.Handle
-	// Record is what the journal is to have. The step sets how much is wiped, and whether anything is
-	// left as it is.
+	// Record is for the journal. The step sets Wiped and NotZeroed.
 	Record spec.Record
-	// Done is true once the volume is only to be removed. It lies in Segments, if they hold zeroes.
+	// Done is true once the volume has only to be removed. Segments are its own if they hold
+	// zeroes.
 	Done     bool
 	Segments []lvm.Segment
-	// Failed delays the next step, the more the more of them failed; RetryAt delays it until then.
+	// Failed delays the next step, longer after each failure in a row; RetryAt delays it until
+	// then.
 	Failed  bool
 	RetryAt time.Time
-	// Suspect is true when the device has not the volume's size.
+	// Suspect is true if the device's size differs from the volume's.
 	Suspect bool
 }
 
-// slowDisks are the sets of disks that steps of a group's wipes wait for.
 func (m *model) slowDisks(g *Group) map[string]bool {
 	slow := map[string]bool{}
 	for _, v := range m.volumes {
@@ -222,14 +220,13 @@ func (m *model) slowDisks(g *Group) map[string]bool {
 	return slow
 }
 
-// beginStep begins a step of a tombstone's wipe, and hands its device to it.
 func (m *model) beginStep(v *Volume) WipeStep {
 	s := WipeStep{
 		Volume: v, Size: v.bytes(), How: config.WipeAuto, HalfMade: v.halfMade, Thin: v.pool != nil,
 		forgotten: v.group.forgotten, WipeResult: WipeResult{Handle: v.handle, Record: v.rec},
 	}
 	v.step, v.handle = true, nil
-	if c := m.class(v.rec.Ident.Class); c != nil { // One that is not configured any more wipes.
+	if c := m.class(v.rec.Ident.Class); c != nil { // The default wipes.
 		s.How, s.Limit = c.Wipe, c.wiping
 	}
 	if v.IsEncrypted() && s.How != config.WipeDiscard {
@@ -238,8 +235,8 @@ func (m *model) beginStep(v *Volume) WipeStep {
 	return s
 }
 
-// Locate notes by one name the set of disks that a tombstone lies on. slow has others on these disks
-// wait until its step has ended.
+// Locate sets the name for the set of disks that a tombstone lies on. slow makes other tombstones
+// there wait for the end of the step.
 func (s WipeStep) Locate(disks string, slow bool) {
 	v, m := s.Volume, s.Volume.group.m
 	m.lock()
@@ -247,8 +244,8 @@ func (s WipeStep) Locate(disks string, slow bool) {
 	v.disks, v.slow = disks, slow && v.step
 }
 
-// End ends the step, takes over what came of it, and reports whether others waited for its end. kept
-// is false when a scan has lost the volume meanwhile: then the caller closes the step's device.
+// End applies the step's result, and reports whether other tombstones waited. If kept is false, a
+// scan has lost the volume, and the caller closes the step's device.
 func (s WipeStep) End() (kept, waited bool) {
 	v, m := s.Volume, s.Volume.group.m
 	m.lock()
@@ -268,7 +265,7 @@ func (s WipeStep) End() (kept, waited bool) {
 		m.postpone(v)
 	}
 	if s.Done {
-		// What was read of the group before another program changed it says nothing of it.
+		// Another program changed the group after Segments were read: they may be wrong.
 		if v.group.forgotten == s.forgotten {
 			v.segmentsFreed = s.Segments
 		}
@@ -277,8 +274,8 @@ func (s WipeStep) End() (kept, waited bool) {
 	return true, waited
 }
 
-// Postpone delays the next attempt on volumes, the more the more of them failed, but for tombstones
-// that the failed command has marked.
+// Postpone delays the next attempt on volumes, longer after each failure in a row. It skips
+// tombstones that the failed command has marked.
 func (m *Inventory) Postpone(volumes ...*Volume) {
 	m.lock()
 	defer m.unlock()
@@ -298,10 +295,9 @@ func (m *model) postpone(v *Volume) {
 	v.retryAt = time.Now().Add(delay)
 }
 
-// NextToRemove picks tombstones that are only to be removed, by one command: at most so many, or so many
-// thin ones. Of those that failed, each time half as many are picked: a command that is killed at its
-// deadline is followed by a shorter one. When all of them must wait, it returns until when; the zero time
-// means for an event.
+// NextToRemove returns tombstones to remove with one command: up to most, or mostThin thin ones,
+// and half as many after each failure, so that a shorter command follows one killed at its
+// deadline. If none is due, retry is the earliest due time, or zero to wait for an event.
 func (g *Group) NextToRemove(most, mostThin int) (batch []*Volume, retry time.Time) {
 	m := g.m
 	now := time.Now()
@@ -315,8 +311,7 @@ func (g *Group) NextToRemove(most, mostThin int) (batch []*Volume, retry time.Ti
 		switch {
 		case v.group != g || v.lifecycle.state != Wiped || len(v.dependents) > 0 || v.pool.isAway():
 		case len(batch) > 0 && (batch[0].pool == nil) != (v.pool == nil):
-			// One command removes either thin volumes or others: by how much it
-			// raises the sequence number depends on that.
+			// Never mix thin and other volumes: they raise the sequence number differently.
 		case v.retryAt.After(now):
 			retry = wakeup.Earlier(retry, v.retryAt)
 		case len(batch) > 0 && batch[0].failures != v.failures:
@@ -333,7 +328,7 @@ func (g *Group) NextToRemove(most, mostThin int) (batch []*Volume, retry time.Ti
 
 type removed struct{ batch []*Volume }
 
-// Removed is the effect of the command that removed tombstones, of one group, thin or not.
+// Removed is the effect of the command that removes tombstones, thin or not, from one group.
 func Removed(batch []*Volume) Effect { return removed{batch} }
 
 func (e removed) steps() uint64 {

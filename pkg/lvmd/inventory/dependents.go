@@ -8,20 +8,18 @@ import (
 )
 
 // A logical volume that is not ours may depend on one of ours, as an administrator's snapshot does:
-// what is written to the volume fills the snapshot, and LVM removes it with the volume. Therefore
-// nothing of such a volume is wiped, unmapped or removed, and it does not grow. What depends a scan
-// finds, but it may be made after that: so the kernel is asked for each chunk that is wiped or
-// unmapped, see volumegroup.CheckDependents, and LVM decides again when it removes the volume, but for a
-// leg that was split off a mirror.
+// writes to the volume fill the snapshot, and LVM removes it with the volume. Therefore lvmd
+// neither wipes, unmaps, removes nor grows such a volume. Scans find dependents. Since one may be
+// created after a scan, the wipe also asks the kernel before each chunk, see
+// volumegroup.CheckDependents, and LVM checks again at removal, except for a leg split off a
+// mirror.
 //
-// A tombstone is marked all the same: a tag harms no dependent, and without it a node that loses its
-// journal would have the volume back. A thin snapshot in the volume's own pool is no dependent: the
-// pool counts the users of a block, so that it keeps what the volume is unmapped from or removed with.
+// Tombstones with dependents are marked nevertheless: a tag harms no dependent, and without it a
+// node that loses its journal would get the volume back. A thin snapshot in the volume's own pool
+// is no dependent: the pool counts references to blocks, and keeps shared ones.
 
-// dependents are what depends on one volume.
 type dependents []lvm.Dependent
 
-// describe says what depends on a volume of a group, and what to do about it.
 func (d dependents) describe(group string) string {
 	var all []string
 	for _, one := range d {
@@ -34,7 +32,6 @@ func (d dependents) describe(group string) string {
 	return examples(all)
 }
 
-// refuse is an error if something depends on the volume of an id.
 func (d dependents) refuse(group, id string) error {
 	if len(d) == 0 {
 		return nil
@@ -42,7 +39,7 @@ func (d dependents) refuse(group, id string) error {
 	return apierror.HasDependents(id, d.describe(group))
 }
 
-// CheckDependents is an error while the last scan found a logical volume that depends on a volume.
+// CheckDependents fails if, by the last scan, a logical volume depends on v.
 func CheckDependents(v *Volume) error {
 	m := v.group.m
 	m.lock()

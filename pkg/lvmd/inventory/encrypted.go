@@ -7,14 +7,14 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/wakeup"
 )
 
-// Header is where the header of a volume is that its user encrypts.
+// Header locates the LUKS header of a volume that its user encrypts.
 type Header struct {
 	Volume, Device string
-	// Noted is true when the journal has that the volume is encrypted.
+	// Noted is true if the journal has the volume as encrypted.
 	Noted bool
 }
 
-// HeadersNotTagged are those in a group of which LVM does not show that they were made.
+// HeadersNotTagged returns the group's headers that LVM's tags do not show as made.
 func (g *Group) HeadersNotTagged() (found []Header) {
 	m := g.m
 	m.lock()
@@ -37,8 +37,8 @@ func TaggedEncrypted(v *Volume) Effect { return taggedEncrypted{v: v} }
 
 func (e taggedEncrypted) apply(*model) []*Volume { e.v.tagged = true; return nil }
 
-// ClaimKeyless claims the encrypted volumes that have no device. When some must wait,
-// it returns until when.
+// ClaimKeyless claims the encrypted volumes without a device. retry is the earliest time at which
+// further ones are due, or zero.
 func (m *Inventory) ClaimKeyless() (claimed []*Volume, retry time.Time) {
 	now := time.Now()
 	m.lock()
@@ -57,7 +57,7 @@ func (m *Inventory) ClaimKeyless() (claimed []*Volume, retry time.Time) {
 	return claimed, retry
 }
 
-// EncryptedVolumes are the volumes with an encrypted device that can be used.
+// EncryptedVolumes returns the usable volumes with an encrypted device.
 func (m *Inventory) EncryptedVolumes() []*Volume {
 	m.lock()
 	defer m.unlock()

@@ -20,10 +20,8 @@ type Expansion struct {
 	// what they hold does not matter. With an extension the expansion outlives its callers, and
 	// others join it.
 	Extension *Volume
-	// more is the number of new extents.
-	more int64
-	// reserved is true while the group's free space is reserved for the expansion.
-	reserved bool
+	more      int64
+	reserved  bool
 	// cancel ends an expansion with an extension.
 	cancel func()
 	// done is closed at the end, when err is the result.
@@ -37,7 +35,6 @@ func (e *Expansion) Done() <-chan struct{} { return e.done }
 // Err returns the result once the expansion is done.
 func (e *Expansion) Err() error { return e.err }
 
-// newExtension describes the logical volume that holds the extents of an expansion.
 func (e *Expansion) newExtension() *Volume {
 	v := e.Volume
 	extents := v.layout.RawGrowth(e.more)
@@ -55,7 +52,6 @@ func extensionTags(extension *Volume) []string {
 	return append(extension.rec.Ident.Tags(), spec.TagExtension)
 }
 
-// isExtension reports whether tags are those of an extension.
 func isExtension(tags []string) bool { return slices.Contains(tags, spec.TagExtension) }
 
 // AdmitExpansion claims the volume and reserves the space. The caller then carries out the expansion;
@@ -242,15 +238,15 @@ func (g *Group) SharesOf(segments []lvm.Segment) []layout.Share {
 	return g.sharesOf(segments)
 }
 
-// Growth is the effect of the command that gave a volume the extents of an expansion: the
-// segments that the volume lies in now, or why these are not known.
+// Growth is the effect of the command that gave a volume the extents of an expansion: its
+// segments now, or why these are unknown.
 type Growth struct {
 	e        *Expansion
 	segments []lvm.Segment
 	unmapped error
 }
 
-// Grown makes a Growth.
+// Grown returns a Growth.
 func Grown(e *Expansion, segments []lvm.Segment, unmapped error) Growth {
 	return Growth{e, segments, unmapped}
 }
@@ -269,7 +265,6 @@ func (c Growth) apply(*model) []*Volume {
 	return []*Volume{v}
 }
 
-// grow gives a volume that is not thin its new extents.
 func (c Growth) grow() {
 	v, g := c.e.Volume, c.e.Volume.group
 	g.taken(c.segments, v.bytes(), c.e.Extents*g.info.ExtentSize, c.unmapped)
@@ -277,7 +272,6 @@ func (c Growth) grow() {
 	v.occupy(c.segments, c.unmapped)
 }
 
-// extensionMade is an extension that LVM has made.
 type extensionMade Growth
 
 // ExtensionMade is the effect of the command that made an expansion's extension.
@@ -297,7 +291,6 @@ func (c extensionMade) apply(*model) []*Volume {
 	return nil
 }
 
-// extensionGiven is an extension whose extents the volume has taken over.
 type extensionGiven struct {
 	Growth
 	zeroed []lvm.Segment

@@ -14,20 +14,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Group is a volume group: what is known of it, each part a type of its own.
+// Group is a volume group.
 type Group struct {
 	m    *model
 	name string
-	// absence says why lvmd has not made the group yet, to follow what says that it does not
-	// exist; empty for a group that lvmd does not make.
+	// absence completes the message that the group does not exist: why lvmd has not made it yet. It
+	// is empty for a group that lvmd does not make.
 	absence string
 	groupIdentity
 	groupScan
 	groupHealth
 	freeSpace
 	zeroedSpace
-	// pools are the group's thin pools that we have to do with, by name, and poolsDue is when
-	// those that could not be made are tried again, or those of a group that has appeared are made, or zero.
+	// pools are those of classes and of our volumes, by name. poolsDue is when to make the missing
+	// ones, or zero.
 	pools    map[string]*Pool
 	poolsDue time.Time
 }
@@ -36,101 +36,92 @@ type Group struct {
 type groupScan struct {
 	// present is false while LVM does not know the group.
 	present bool
-	// info is the group as last scanned, but for its volumes.
+	// info is the group as last scanned, without its volumes.
 	info lvm.Group
 	// exists names all logical volumes of the group, ours or not.
 	exists map[string]bool
-	// extensions are the logical volumes that hold what volumes are growing by.
+	// extensions names the logical volumes that hold the new extents of expansions.
 	extensions map[string]bool
-	// leftAlone are the logical volumes with tags of Carve that are not taken for ours, by
-	// name, and why.
+	// leftAlone has the reasons why logical volumes with tags of Carve are not managed, by name.
 	leftAlone map[string]string
-	// waiting says of deleted volumes what depends on them.
+	// waiting describes deleted volumes that wait for their dependents to go.
 	waiting []string
-	// hidden is the sequence number that the disks had when a scan did not find the group, or zero.
+	// hidden is the sequence number on the disks when a scan did not find the group, or zero.
 	hidden uint64
-	// foreign is in how many segments volumes lie that are not ours.
+	// foreign counts the segments of volumes that are not ours.
 	foreign int64
-	// scanned is when the group was last scanned. recheck is set when a device came or went
-	// since; stale when a command may have changed more than was noticed; unreadable while the
-	// sequence number cannot be read although a scan finds the group, which is then scanned
-	// at intervals; unseen while a scan could not see whether a pool has a snapshot of the group.
+	// recheck is set when a device came or went after the scan; stale when a command may have
+	// changed more than was noticed; unreadable while the disks do not show the sequence number of
+	// a usable group, which is then scanned at intervals; unseen while a scan could not see whether
+	// a pool has one of the group's snapshots.
 	scanned                            time.Time
 	recheck, stale, unreadable, unseen bool
 }
 
-// groupIdentity is which group it is.
 type groupIdentity struct {
-	// pinned is what the journal has the group known by, and refused says why a group
-	// of its name is not taken for it.
+	// pinned identifies the group in the journal; refused is why the group found is not used.
 	pinned  lvm.Identity
 	refused Refusal
-	// wasThere is true once the group was there since lvmd started.
+	// wasThere is true once this run of lvmd has found the group.
 	wasThere bool
-	// replaced says that the group took the place of another one, and replacedAt when that was.
+	// replaced is the message that this group replaced another one, since replacedAt, or empty.
 	replaced   string
 	replacedAt time.Time
-	// imitations are the devices that no scan looks at, as what they hold is a user's, and that show the
-	// group's UUID: each with what it lies on.
+	// imitations are devices that show the group's UUID but hold a user's data, so that no scan
+	// reads them, each with what it lies on.
 	imitations []string
 }
 
-// Refusal says why a group that is there is not used. The zero value is that of a group that is.
+// Refusal is the reason why a group that exists is not used; the zero value means that it is used.
 type Refusal struct {
-	// Type is that of the condition, and Message the condition's.
+	// Type and Message are those of the condition.
 	Type, Message string
-	// Devices are the UUIDs of the physical volumes that it is about. They are for lvmd's log alone: with
-	// them, a program that can write to any disk can forge one of the group's.
+	// Devices are UUIDs of the physical volumes concerned. They are for lvmd's log alone: a program
+	// that knows them and can write to any disk can forge one of the group's.
 	Devices string
 }
 
-// groupHealth is whether LVM and the disks do what they are asked.
 type groupHealth struct {
-	// unresponsive is when LVM stopped answering for this group, or zero.
+	// unresponsive is when LVM stopped answering for the group, or zero.
 	unresponsive time.Time
-	// failing is when a disk last failed a command of ours, or zero since one
-	// went well.
+	// failing is when a disk last failed a command of ours, or zero since one succeeded.
 	failing time.Time
-	// suspect is set when a command of ours failed, until devices that it may
-	// have left in the middle of a change are repaired.
+	// suspect is set after a failed command, until the devices that it may have left inconsistent
+	// are repaired.
 	suspect bool
 }
 
-// freeSpace is what is free in the group, and what of it is reserved for operations that LVM
-// has not carried out yet.
+// freeSpace is the group's free space, and the reservations of operations that LVM has yet to carry
+// out.
 type freeSpace struct {
-	// metadata is the metadata as last read; the zero value where it cannot be.
+	// metadata is the zero value if it cannot be read.
 	metadata ondisk.Metadata
-	// allocatable is how many extents LVM could give now.
+	// allocatable counts the extents that LVM could give now.
 	allocatable int64
-	// fragments is in how many segments a volume of all free extents would lie,
-	// at most.
+	// fragments bounds the segments of a volume of all free extents.
 	fragments int64
-	// creating and expanding are extents reserved for creations and expansions; reservedText
-	// is what they may take of the metadata, in bytes.
+	// creating and expanding are in extents; reservedText is in bytes of the metadata.
 	creating, expanding, reservedText int64
-	// creations counts the volumes of creations that were admitted and not carried out yet.
+	// creations counts volumes that were admitted but not created yet.
 	creations int64
-	// placed groups have free, what is free on each device, and plans, what is
-	// reserved of it, by volume: see placement.go.
+	// free is by device, and plans has the reservations of it; both are for placed groups only, see
+	// placement.go.
 	placed bool
 	free   []layout.Free
 	plans  map[*Volume]plan
 }
 
-// zeroedSpace is what is known to hold zeroes of what is free in the group.
+// zeroedSpace is the free space that is known to hold zeroes.
 type zeroedSpace struct {
 	zeroes zeroed.Map
-	// accounted is set when the change under way said what it took.
+	// accounted is set once the change under way has reported the extents that it took.
 	accounted bool
-	// forgotten counts how often all that was known of it was forgotten: what was
-	// read of the group before says nothing of it afterwards.
+	// forgotten counts how often zeroes was reset: what was read of the group before is then void.
 	forgotten int
-	// chunks counts those of the group's tombstones that were chosen to be wiped.
+	// chunks counts the steps of wipes in the group.
 	chunks int64
 }
 
-// newGroup is a group that has not been scanned yet.
 func newGroup(m *model, name string) *Group {
 	return &Group{
 		m:           m,
@@ -141,21 +132,18 @@ func newGroup(m *model, name string) *Group {
 	}
 }
 
-// Name is the group's. It needs no lock.
+// Name returns the group's name, without the lock.
 func (g *Group) Name() string { return g.name }
 
-// canFree reports whether volumes of the group can be wiped and removed. While a
-// device is missing they must not be: LVM would remove those that lie
-// elsewhere, and from then on refuse the device when it comes back, until an
-// administrator restores it.
+// canFree reports whether the group's volumes can be wiped and removed. With a device missing they
+// must not be: LVM would remove those on other devices, and then refuse the missing one when it
+// comes back, until an administrator restores it.
 func (g *Group) canFree() bool {
 	return g.present && !g.stale && g.unresponsive.IsZero() && g.info.MissingDevices == 0
 }
 
-// isUsable reports whether the group is there with all of its devices.
 func (g *groupScan) isUsable() bool { return g.present && g.info.MissingDevices == 0 }
 
-// responding is an error while LVM does not answer for the group.
 func (g *Group) responding() error {
 	if g.unresponsive.IsZero() {
 		return nil
@@ -163,8 +151,8 @@ func (g *Group) responding() error {
 	return apierror.NotResponding("LVM has not answered for volume group %q since %s", g.name, g.unresponsive.UTC().Format(time.RFC3339))
 }
 
-// Responding is an error, apierror.NotResponding, while LVM does not answer for a group; nil stands
-// for all groups.
+// Responding returns an apierror.NotResponding while LVM does not answer for a group; nil means any
+// group.
 func (m *Inventory) Responding(g *Group) error {
 	m.lock()
 	defer m.unlock()
@@ -179,7 +167,7 @@ func (m *Inventory) Responding(g *Group) error {
 	return nil
 }
 
-// SetUnresponsive notes that LVM does not answer for a group. It returns false if that was known.
+// SetUnresponsive marks LVM as not answering for the group, and reports whether that is new.
 func (g *Group) SetUnresponsive() bool {
 	m := g.m
 	m.lock()
@@ -193,7 +181,7 @@ func (g *Group) SetUnresponsive() bool {
 	return true
 }
 
-// SetStale notes that a group may have changed more than is known, so that it is scanned.
+// SetStale requests a scan of a group that may have changed more than is known.
 func (g *Group) SetStale() {
 	m := g.m
 	m.lock()
@@ -201,7 +189,7 @@ func (g *Group) SetStale() {
 	g.stale = true
 }
 
-// SetResponding notes that LVM answers for a group again. It returns true if it does for all.
+// SetResponding marks LVM as answering for the group. all is true if it answers for all groups.
 func (g *Group) SetResponding() (all bool) {
 	m := g.m
 	m.lock()
@@ -216,8 +204,7 @@ func (g *Group) SetResponding() (all bool) {
 	return true
 }
 
-// SetSuspect notes whether a command of ours may have left a group's devices in the middle of
-// a change.
+// SetSuspect sets whether a command may have left the group's devices inconsistent.
 func (g *Group) SetSuspect(suspect bool) {
 	m := g.m
 	m.lock()
@@ -225,9 +212,8 @@ func (g *Group) SetSuspect(suspect bool) {
 	g.suspect = suspect
 }
 
-// NoteDisks notes how a command that changes a group ended, or the making of a volume, as far
-// as that says something of the group's disks: one that can be read and takes no writes shows in
-// nothing else.
+// NoteDisks records how a command that changes the group, or the creation of a volume, ended. Only
+// this reveals a disk that can be read but not written.
 func (g *Group) NoteDisks(err error) {
 	m := g.m
 	m.lock()
@@ -244,8 +230,8 @@ func (g *Group) NoteDisks(err error) {
 	}
 }
 
-// Expire clears what NoteDisks recorded longer ago than failing, and SetReplaced longer ago than
-// replaced: only a write can show whether a disk takes writes again, and none is made for that alone.
+// Expire clears errors of NoteDisks older than failing, and messages of SetReplaced older than
+// replaced. Only a write can show whether a disk recovered, and lvmd makes none for that alone.
 func (g *Group) Expire(failing, replaced time.Duration) {
 	m := g.m
 	m.lock()
@@ -260,8 +246,7 @@ func (g *Group) Expire(failing, replaced time.Duration) {
 	}
 }
 
-// SetReplaced records, for the class' conditions, that a group takes the place of the one that it is
-// known by, and forgets what that is.
+// SetReplaced records that the group replaced the pinned one, and unpins that.
 func SetReplaced(g *Group, message string) {
 	m := g.m
 	m.lock()
@@ -271,7 +256,7 @@ func SetReplaced(g *Group, message string) {
 	m.publish(g)
 }
 
-// SetImitations replaces the devices that are not looked at and show the group's UUID.
+// SetImitations replaces the devices that no scan reads although they show the group's UUID.
 func SetImitations(g *Group, found []string) {
 	m := g.m
 	m.lock()
@@ -285,7 +270,7 @@ func SetImitations(g *Group, found []string) {
 	m.publish(g)
 }
 
-// SetAbsence replaces the reason why lvmd has not made a group yet.
+// SetAbsence sets the reason why lvmd has not made the group yet.
 func (g *Group) SetAbsence(why string) {
 	m := g.m
 	m.lock()
@@ -296,19 +281,18 @@ func (g *Group) SetAbsence(why string) {
 
 // Known is the inventory's view of a group at one moment.
 type Known struct {
-	// Pinned identifies the group that is taken; the zero value takes any.
+	// Pinned is the zero value if any group is accepted.
 	Pinned lvm.Identity
-	// Scanned has the last scan without volumes, or nil while LVM does not know the group.
+	// Scanned lacks the volumes; it is nil while LVM does not know the group.
 	Scanned *lvm.Group
-	// Seqno has the sequence number as last read.
-	Seqno uint64
-	// WasThere is true once the group was there since lvmd started, and Suspect while SetSuspect says so.
+	Seqno   uint64
+	// WasThere is true once this run of lvmd has found the group.
 	WasThere, Suspect bool
-	// PoolsDue is true when missing thin pools must be made now.
+	// PoolsDue is true if missing thin pools must be made now.
 	PoolsDue bool
 }
 
-// Known returns the inventory's view of a group.
+// Known returns the inventory's view of the group.
 func (g *Group) Known() Known {
 	m := g.m
 	m.lock()
@@ -321,15 +305,15 @@ func (g *Group) Known() Known {
 	return k
 }
 
-// Remembered is what lasts of a group's zeroed space over a restart of lvmd.
+// Remembered is what the journal keeps of a group's zeroed space.
 type Remembered struct {
 	UUID  string
 	Seqno uint64
-	// Zeroed are the edges of zeroed stretches, by device: see zeroed.Map.Edges.
+	// Zeroed has the edges of zeroed stretches, by device, see zeroed.Map.Edges.
 	Zeroed map[string][]int64
 }
 
-// Remember is what to keep of a group; ok is false when nothing certain is known.
+// Remember returns the group's zeroed space; ok is false if it may be outdated.
 func (g *Group) Remember() (r Remembered, ok bool) {
 	m := g.m
 	m.lock()
@@ -337,9 +321,8 @@ func (g *Group) Remember() (r Remembered, ok bool) {
 	return Remembered{UUID: g.info.UUID, Seqno: g.metadata.Seqno, Zeroed: g.zeroes.Edges()}, g.present && !g.stale
 }
 
-// forgetZeroed forgets what is known to hold zeroes in a group that was changed by another
-// program: that may have used any of its space and given it back, and moved wiped volumes
-// away from where they were.
+// forgetZeroed resets the zeroed space after a change by another program, which may have used and
+// freed any extents, and moved wiped volumes.
 func (m *model) forgetZeroed(g *Group) {
 	g.zeroes = zeroed.Map{}
 	g.forgotten++
@@ -350,9 +333,9 @@ func (m *model) forgetZeroed(g *Group) {
 	}
 }
 
-// taken accounts for what a change gave to a volume, from the given offset of
-// it, and returns the stretches of it that are not known to hold zeroes. err is
-// why segments are not known: then nothing is known to.
+// taken removes a volume's new segments, from the given offset on, from the zeroed space. It
+// returns the stretches of the volume that may not hold zeroes: all, if err says that segments are
+// unknown; that resets the zeroed space.
 func (g *zeroedSpace) taken(segments []lvm.Segment, from, size int64, err error) zeroed.Set {
 	g.accounted = true
 	if err != nil {

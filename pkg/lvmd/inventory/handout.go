@@ -24,7 +24,6 @@ type making struct {
 	offAt time.Time
 }
 
-// tags returns the tags of both kinds.
 func (m *making) tags() []string {
 	var tags []string
 	if m.tag != "" {

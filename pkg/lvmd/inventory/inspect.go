@@ -7,23 +7,22 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
 
-// Inspection is what is known of a volume and reported nowhere. Tests look at it.
+// Inspection is the internal state of a volume, for tests.
 type Inspection struct {
 	Record spec.Record
 	State  State
 	Device lvm.Device
-	// Busy is true while an operation has the volume, and Complete of a volume that waits for its tag
-	// to be taken off.
+	// Complete is true of a volume that waits for the removal of its tag.
 	Busy, Complete bool
-	// Failures counts the attempts that failed since one succeeded.
+	// Failures counts attempts that failed in a row.
 	Failures int
-	// Callers counts those that wait for the volume's creation, and Abandoned is true while it is
-	// to be cancelled if none comes.
+	// Callers counts those waiting for the creation; Abandoned is true while the creation waits for
+	// one.
 	Callers   int
 	Abandoned bool
 }
 
-// Inspect returns what is known of all volumes, tombstones included, by id.
+// Inspect returns the state of all volumes, tombstones included, by id.
 func (m *Inventory) Inspect() map[string]Inspection {
 	m.lock()
 	defer m.unlock()
@@ -38,8 +37,7 @@ func (m *Inventory) Inspect() map[string]Inspection {
 	return all
 }
 
-// Compare is an error if what is known of a group is not what a scan of it says, or anything is
-// reserved in it.
+// Compare fails if the inventory differs from a scan of the group, or has reservations in it.
 func (g *Group) Compare(scan *lvm.Group) error {
 	m := g.m
 	m.lock()

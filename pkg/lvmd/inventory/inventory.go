@@ -14,13 +14,11 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
 
-// Inventory is what lvmd knows of its volume groups. The exported methods of it, and of what is in
-// it, take its one lock and are safe for concurrent use, but for those that return what never
-// changes and need none. The unexported ones are called with the lock held. What is logged and
-// observed meanwhile comes after the lock is released.
+// Inventory is lvmd's model of its volume groups. Its exported methods, and those of its parts, are
+// safe for concurrent use: they take its one lock, unless they return what never changes.
+// Unexported methods are called with the lock held. Logging and observers run after its release.
 type Inventory struct{ *model }
 
-// model is the data of an Inventory, which its groups, pools and volumes share.
 type model struct {
 	mu      sync.Mutex
 	options Options
@@ -29,8 +27,7 @@ type model struct {
 	epoch      string
 	generation uint64
 
-	// config is what the classes and groups were made from, and refused why the
-	// file that it came from holds something else now, or empty.
+	// refused is why the configuration file now has something other than config, or empty.
 	config  *config.Config
 	refused string
 
@@ -41,26 +38,22 @@ type model struct {
 	history
 }
 
-// afterwards is what is done when the lock is released.
 type afterwards struct {
 	log   *slog.Logger
 	later []func()
 }
 
-// index has the volumes by what they are looked up by.
 type index struct {
-	// volumes holds all volumes of ours by id, tombstones included.
+	// volumes has all our volumes by id, tombstones included.
 	volumes map[string]*Volume
-	// order has the volumes in the order of their ids, or is nil after they changed.
+	// order is sorted by id; nil after volumes changed.
 	order []*Volume
-	// names holds those that are no tombstones, by spec.Identity.Key.
+	// names has the volumes that are no tombstones, by spec.Identity.Key.
 	names map[string]*Volume
 }
 
-// history is what watchers that resume have missed.
 type history struct {
-	// removals are the latest ones, in order: all that came after the generation
-	// horizon. See watch.go.
+	// removals are all those after generation horizon, in order.
 	removals []removal
 	horizon  uint64
 }
@@ -68,16 +61,15 @@ type history struct {
 // Options configure an Inventory. Log is required.
 type Options struct {
 	Log *slog.Logger
-	// CallerGrace is how long a creation goes on after its last caller has gone.
+	// CallerGrace is how long a creation goes on without a caller.
 	CallerGrace time.Duration
-	// Entered is called after each change of a volume's state; nil is for nothing.
+	// Entered is called after each change of a volume's state, unless nil.
 	Entered func(from, to State)
-	// Defect is called after what must not happen; nil logs it.
+	// Defect reports a broken invariant; nil logs it.
 	Defect func(message string, args ...any)
 }
 
-// NewInventory makes an inventory that knows nothing yet. The epoch distinguishes it from those of
-// other runs of lvmd.
+// NewInventory returns an empty inventory. epoch distinguishes it from those of other runs of lvmd.
 func NewInventory(epoch string, o Options) *Inventory {
 	if o.Defect == nil {
 		o.Defect = o.Log.Error
@@ -91,7 +83,6 @@ func NewInventory(epoch string, o Options) *Inventory {
 
 func (m *model) lock() { m.mu.Lock() }
 
-// unlock releases the lock, and then does what was left for later.
 func (m *model) unlock() {
 	later := m.later
 	m.later = nil
@@ -101,7 +92,7 @@ func (m *model) unlock() {
 	}
 }
 
-// info and warn log once the lock is released.
+// info, warn and error log once the lock is released.
 func (a *afterwards) info(message string, args ...any) {
 	a.later = append(a.later, func() { a.log.Info(message, args...) })
 }
@@ -114,7 +105,6 @@ func (a *afterwards) error(message string, args ...any) {
 	a.later = append(a.later, func() { a.log.Error(message, args...) })
 }
 
-// add takes a volume in, in a state.
 func (m *model) add(v *Volume, in State) {
 	m.enter(v, in)
 	m.volumes[v.rec.ID] = v
@@ -124,7 +114,6 @@ func (m *model) add(v *Volume, in State) {
 	}
 }
 
-// markDeleted makes a volume a tombstone.
 func (m *model) markDeleted(v *Volume) {
 	m.enter(v, Deleted)
 	v.op = nil
@@ -132,7 +121,6 @@ func (m *model) markDeleted(v *Volume) {
 	m.unname(v)
 }
 
-// drop forgets a volume.
 func (m *model) drop(v *Volume) {
 	m.enter(v, Gone)
 	delete(m.volumes, v.rec.ID)
@@ -146,8 +134,7 @@ func (x *index) unname(v *Volume) {
 	}
 }
 
-// enter changes the state of a volume, and the phase that goes with it. All changes of state
-// go through it.
+// enter changes the state of a volume, and its phase. All changes of state go through it.
 func (m *model) enter(v *Volume, to State) {
 	from := v.lifecycle.state
 	if from == to || from == Gone {
@@ -166,7 +153,6 @@ func (m *model) enter(v *Volume, to State) {
 	}
 }
 
-// ordered are all volumes, in the order of their ids.
 func (x *index) ordered() []*Volume {
 	if x.order == nil {
 		x.order = slices.SortedFunc(maps.Values(x.volumes), func(a, b *Volume) int { return strings.Compare(a.rec.ID, b.rec.ID) })
@@ -184,7 +170,6 @@ func (m *model) class(name string) *class {
 	return nil
 }
 
-// classNames lists the offered classes for messages.
 func (m *model) classNames() string {
 	var offered []string
 	for _, c := range m.classes {
@@ -198,9 +183,8 @@ func (m *model) classNames() string {
 	return "this node offers " + strings.Join(offered, ", ")
 }
 
-// publish raises the generation and notifies the watchers that the volumes and
-// all classes of the group may have changed. Everything published by one call
-// reaches each watcher in one message.
+// publish raises the generation and notifies watchers of volumes, and of the group's classes whose
+// report changed. Each watcher gets all of it in one message.
 func (m *model) publish(g *Group, volumes ...*Volume) {
 	var classes []string
 	for _, c := range m.classes {
@@ -224,13 +208,12 @@ func (m *model) publish(g *Group, volumes ...*Volume) {
 	}
 }
 
-// republish reports everything to all watchers.
 func (m *model) republish() {
 	for _, c := range m.classes {
 		c.reported = m.report(c)
 	}
 	m.generation++
-	m.removals, m.horizon = nil, m.generation // A watcher that resumes gets everything, too.
+	m.removals, m.horizon = nil, m.generation // Watchers that resume get everything, too.
 	for w := range m.watchers {
 		w.markFull()
 	}

@@ -22,12 +22,11 @@ import (
 
 const extent = 4 << 20
 
-// parsed is the configuration with these classes.
 func parsed(t *testing.T, classes string) *config.Config {
 	return must.Get(config.Parse("lvmd.yaml", []byte("apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n"+classes)))(t)
 }
 
-// scanned is an inventory of one class, in a group of ten extents that was scanned.
+// scanned returns an inventory of one class, in a scanned group of ten extents.
 func scanned(t *testing.T, o Options) (*Inventory, *Group) {
 	t.Helper()
 	o.Log = slog.New(slog.DiscardHandler)
@@ -43,7 +42,7 @@ func scanned(t *testing.T, o Options) (*Inventory, *Group) {
 	return m, g
 }
 
-// free is what the class reports as available, in extents.
+// free returns the class' reported free space, in extents.
 func free(m *Inventory) int64 { return m.Classes()[0].GetAvailableBytes() / extent }
 
 func admitted(t *testing.T, m *Inventory, extents int64) Admission {
@@ -91,7 +90,7 @@ func TestACreationOfWhichLVMMadeNothingLeavesNothing(t *testing.T) {
 	}
 }
 
-// A tag can be due while an operation has the volume, such as the record that its user has encrypted it.
+// The operation may be a record of the volume's encryption.
 func TestTagsThatAreDueDuringAnOperationAreTakenOffAfterIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, g := scanned(t, Options{})
@@ -139,7 +138,7 @@ func (m *Inventory) isCancelled(op *Creation) bool {
 	return op.cancelled
 }
 
-// TestNothingIsCalledUnderTheLock: what is called may use the inventory.
+// Called functions may use the inventory.
 func TestNothingIsCalledUnderTheLock(t *testing.T) {
 	var m *Inventory
 	var entered, defects int
@@ -168,7 +167,6 @@ func TestNothingIsCalledUnderTheLock(t *testing.T) {
 	}
 }
 
-// TestDeviceOfAVolumeLostDuringItsDeletionIsReturned has a scan lose a volume that a deletion has opened.
 func TestDeviceOfAVolumeLostDuringItsDeletionIsReturned(t *testing.T) {
 	m, g := scanned(t, Options{})
 	a := admitted(t, m, 1)

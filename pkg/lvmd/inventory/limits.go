@@ -8,15 +8,14 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
 
-// volumeLimits are the limits of a volume's I/O, and the tags that say so in LVM's metadata, which
-// alone keeps them.
+// volumeLimits are limits of I/O. Only the tags in LVM's metadata keep them.
 type volumeLimits struct {
 	limits    iolimit.Limits
 	limitTags []string
 }
 
-// LimitTags returns the tags about limits that a volume has. It is an error if they cannot be
-// changed now. Other operations may have the volume: the group's slot keeps LVM's commands apart.
+// LimitTags returns the volume's tags about limits, or an error if they cannot change now. Another
+// operation may have the volume: the group's slot serializes LVM's commands.
 func (v *Volume) LimitTags() ([]string, error) {
 	m := v.group.m
 	m.lock()
@@ -37,7 +36,7 @@ type limited struct {
 	volumeLimits
 }
 
-// Limited is the effect of the command that gave a volume other limits.
+// Limited is the effect of the command that changes the limits of a volume.
 func Limited(v *Volume, limits iolimit.Limits) Effect {
 	return limited{v: v, volumeLimits: limitsOf(limits)}
 }

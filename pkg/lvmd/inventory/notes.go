@@ -8,7 +8,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
 
-// Note is a change that a caller makes to the record of a volume that is in use.
+// Note is a change to the record of a volume in use.
 type Note int
 
 const (
@@ -19,7 +19,7 @@ const (
 )
 
 // ClaimToNote claims a volume until SetRecord or Release, so that no deletion writes its record
-// meanwhile. done is true, and nothing is claimed, if nothing is left to record.
+// concurrently. If nothing is left to record, done is true and nothing is claimed.
 func (m *Inventory) ClaimToNote(id string, note Note) (v *Volume, done bool, err error) {
 	m.lock()
 	defer m.unlock()
@@ -38,7 +38,7 @@ func (m *Inventory) ClaimToNote(id string, note Note) (v *Volume, done bool, err
 	return v, false, nil
 }
 
-// SetRecord takes over what the journal has of a claimed volume, and releases it. It never unsets
+// SetRecord applies the journal's record of a claimed volume, and releases it. It never unsets
 // Encrypted, which a scan may have set since the record was read.
 func (v *Volume) SetRecord(rec spec.Record) {
 	m := v.group.m
@@ -54,6 +54,6 @@ func (v *Volume) SetRecord(rec spec.Record) {
 	m.publish(v.group, v)
 }
 
-// isProvisional reports whether both the journal and LVM say that the volume is provisional. A journal that
-// is older than the volume's use says so, too.
+// isProvisional requires both the journal and LVM to say so: a journal older than the volume's use
+// says so, too.
 func isProvisional(v *Volume) bool { return v.rec.Provisional && v.making.provisional }

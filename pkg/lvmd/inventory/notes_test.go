@@ -10,7 +10,6 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
 
-// TestSetRecordKeepsWhatAScanFound has a scan find a volume's encryption while an operation has it.
 func TestSetRecordKeepsWhatAScanFound(t *testing.T) {
 	m, g := scanned(t, Options{})
 	const id = "cvaaaaaaaaaaaaaaaaaaaaaaaaaa"

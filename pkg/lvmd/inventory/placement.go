@@ -12,13 +12,12 @@ import (
 	"github.com/carve-csi/carve/pkg/quantity"
 )
 
-// A group is placed when a volume of it is striped or RAID, or could be. Where
-// the extents of a placed group are free then matters, not only how many: lvmd
-// chooses the devices of every volume in it, reserves them when the volume is
-// admitted, and reads from the disks' metadata what is free after each change.
-// In other groups LVM chooses, and counting is enough.
+// A group is placed if any volume in it is striped or RAID, or could be. Then the position of free
+// extents matters, not only their number: lvmd chooses the devices of every volume, reserves them
+// at admission, and reads the free extents from the disks' metadata after each change. In other
+// groups LVM chooses, and counting is enough.
 
-// plan is what of a placed group's devices is reserved for an operation.
+// plan is an operation's reservation in a placed group.
 type plan struct {
 	shares []layout.Share
 	// growth is true for expansions, false for creations.
@@ -33,7 +32,6 @@ func (p plan) extents() int64 {
 	return n
 }
 
-// markPlaced decides about a group.
 func (m *model) markPlaced(g *Group) {
 	g.placed = false
 	for _, c := range m.classes {
@@ -48,9 +46,8 @@ func (m *model) markPlaced(g *Group) {
 	}
 }
 
-// replaceGroups decides about all groups again, under another configuration. Of one that was not
-// placed before, what is free where was not kept up to date: placements has it, or the group
-// has no free space until it is scanned.
+// replaceGroups runs markPlaced for all groups under a new configuration. The free extents of a
+// newly placed group come from placements; otherwise it has none until it is scanned.
 func (m *model) replaceGroups(placements map[string]ondisk.Placement) {
 	for _, g := range m.groups {
 		before := g.placed
@@ -65,7 +62,6 @@ func (m *model) replaceGroups(placements map[string]ondisk.Placement) {
 	}
 }
 
-// relocate takes over where everything lies after a change.
 func (m *model) relocate(g *Group, p ondisk.Placement) {
 	if !g.placed || p.Free == nil {
 		return
@@ -83,10 +79,9 @@ func (m *model) relocate(g *Group, p ondisk.Placement) {
 	}
 }
 
-// left is what is free on each device of a placed group beside what is
-// reserved for creations and, if growth is wanted, for expansions; and how many
-// more extents are reserved that may lie anywhere. except, which may be nil, is an
-// operation that does not count.
+// left returns the free extents of each device of a placed group, net of reservations for creations
+// and, with growth, for expansions. elsewhere counts further reserved extents, which may lie
+// anywhere. It ignores the reservation of except, which may be nil.
 func (g *freeSpace) left(growth bool, except *Volume) (free []layout.Free, elsewhere int64) {
 	free, elsewhere = g.free, g.creating
 	if growth {
@@ -104,8 +99,8 @@ func (g *freeSpace) left(growth bool, except *Volume) (free []layout.Free, elsew
 	return free, max(0, elsewhere)
 }
 
-// capacity is the largest volume that the class can have in a placed group,
-// and the most that its volumes can have in all, in extents.
+// capacity returns the sizes, in extents, of the class' largest possible volume in a placed group,
+// and of all its possible volumes together.
 func (c *classGroup) capacity(growth bool) (largest, available int64) {
 	l := c.layout()
 	free, elsewhere := c.group.left(growth, nil)
@@ -113,7 +108,7 @@ func (c *classGroup) capacity(growth bool) (largest, available int64) {
 	if l.IsLinear() {
 		reserve += elsewhere
 	} else {
-		// It may be taken of any device.
+		// It may come from any device.
 		for i := range counts {
 			counts[i] = max(0, counts[i]-elsewhere)
 		}
@@ -133,8 +128,7 @@ func Disks(v *Volume) []string {
 	return paths
 }
 
-// reportLayout adds what is different where volumes lie on several devices at
-// once.
+// reportLayout adjusts the report for volumes that lie on several devices.
 func (c *classGroup) reportLayout(r *lvmdv1.ClassGroup, l layout.Layout, add func(kind, format string, args ...any)) {
 	g := c.group
 	sizes := make([]int64, len(g.info.Devices))
@@ -151,14 +145,14 @@ func (c *classGroup) reportLayout(r *lvmdv1.ClassGroup, l layout.Layout, add fun
 	}
 }
 
-// largestGrowth is by how many extents a volume can grow in a placed group.
+// largestGrowth is in extents, for placed groups.
 func (v *Volume) largestGrowth(reserve int64) int64 {
 	free, elsewhere := v.group.left(true, nil)
 	return v.layout.LargestGrowth(free, v.group.info.PathsOf(v.on), reserve+elsewhere)
 }
 
-// planCreation reserves devices for a new volume, or chooses them again. What
-// it returns is empty where LVM is to choose.
+// planCreation reserves devices for a new volume, replacing an earlier choice. It returns nil if
+// LVM chooses.
 func (v *Volume) planCreation() []layout.Share {
 	g := v.group
 	if !g.placed || v.pool != nil {
@@ -169,7 +163,6 @@ func (v *Volume) planCreation() []layout.Share {
 	return g.plans[v].shares
 }
 
-// planGrowth is planCreation for an expansion by so many extents.
 func (v *Volume) planGrowth(more int64) []layout.Share {
 	g := v.group
 	if !g.placed || v.pool != nil {
@@ -180,8 +173,8 @@ func (v *Volume) planGrowth(more int64) []layout.Share {
 	return g.plans[v].shares
 }
 
-// growthOf is by how many extents what lies so can grow in the group, of which so many
-// extents are free beside what is reserved.
+// growthOf returns by how many extents a pool's component can grow, given the group's free extents
+// net of reservations.
 func (g *Group) growthOf(lies ondisk.Volume, free, reserve int64) int64 {
 	if lies.Layout.IsLinear() {
 		return free
@@ -190,8 +183,8 @@ func (g *Group) growthOf(lies ondisk.Volume, free, reserve int64) int64 {
 	return lies.Layout.LargestGrowth(left, g.info.PathsOf(lies.On), reserve+elsewhere)
 }
 
-// placeGrowth chooses where what lies so grows by so many extents, beside what is
-// reserved. It chooses nothing where LVM is to, and fails when there is no place.
+// placeGrowth chooses unreserved extents for the growth of a pool's component. It returns nil if
+// LVM chooses, and fails if the devices lack the space.
 func (g *Group) placeGrowth(name string, lies ondisk.Volume, more int64) ([]layout.Share, error) {
 	if lies.Layout.IsLinear() {
 		return nil, nil
@@ -200,9 +193,9 @@ func (g *Group) placeGrowth(name string, lies ondisk.Volume, more int64) ([]layo
 	return checkPlace(g, name, lies.Layout, lies.Layout.PlaceGrowth(left, g.info.PathsOf(lies.On), more), more)
 }
 
-// checkPlace fails when no devices were found for so many extents of a layout that is not linear: another
-// program, or a disk that went, took what was free. LVM is not left to choose then: it may put two images of a
-// volume on one device.
+// checkPlace fails if no devices were found for a layout that is not linear: another program, or
+// the loss of a disk, took the free space. LVM must not choose then: it may put two images on one
+// device.
 func checkPlace(g *Group, name string, l layout.Layout, on []layout.Share, extents int64) ([]layout.Share, error) {
 	if on == nil && !l.IsLinear() {
 		return nil, apierror.NoSpace("%s: the devices of volume group %q have no place for %s of type %s any more",
@@ -211,7 +204,7 @@ func checkPlace(g *Group, name string, l layout.Layout, on []layout.Share, exten
 	return on, nil
 }
 
-// endsOf says where on each device, by path, the last of a volume's segments ends, in extents.
+// endsOf returns where the last segment ends on each device, by path, in extents.
 func (g *groupScan) endsOf(segments []lvm.Segment) map[string]int64 {
 	ends := map[string]int64{}
 	if len(segments) == 0 {
@@ -225,7 +218,6 @@ func (g *groupScan) endsOf(segments []lvm.Segment) map[string]int64 {
 	return ends
 }
 
-// sharesOf names the devices and extents that segments lie on.
 func (g *groupScan) sharesOf(segments []lvm.Segment) []layout.Share {
 	var shares []layout.Share
 	for _, p := range segments {
@@ -244,7 +236,6 @@ func (g *groupScan) sharesOf(segments []lvm.Segment) []layout.Share {
 	return shares
 }
 
-// areasOf is the reverse of sharesOf.
 func (g *groupScan) areasOf(shares []layout.Share) []lvm.Area {
 	var areas []lvm.Area
 	for _, s := range shares {

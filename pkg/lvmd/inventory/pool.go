@@ -15,69 +15,61 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
 
-// Pool is a thin pool of a volume group: that of a class, or one that volumes
-// of ours lie in although no class names it any more.
+// Pool is a thin pool of a class, or one that no class names but that has volumes of ours.
 type Pool struct {
 	name  string
 	group *Group
 	// settings are those of the pool's class; nil without one.
 	settings *config.ThinPool
-	// creating and expanding are extents reserved for operations that LVM has
-	// not carried out yet.
+	// creating and expanding are extents reserved for operations that LVM has yet to carry out.
 	creating, expanding int64
 	poolScan
 	poolHealth
 }
 
-// poolScan is the pool as LVM's metadata describes it.
 type poolScan struct {
 	// present is false while LVM does not know the pool.
 	present bool
-	// extents is the size of its data, metadata that of its metadata in bytes; data and
-	// metadataAt are how and where they lie.
+	// extents is the size of the data, metadata that of the metadata in bytes.
 	extents, metadata int64
 	data, metadataAt  ondisk.Volume
-	// zeroes is true when what a volume is given reads as zeroes.
+	// zeroes is true if LVM zeroes new blocks.
 	zeroes bool
-	// virtual is what all of its volumes and snapshots, ours or not, have in
-	// sum, in extents.
+	// virtual is the sum of its volumes and snapshots, ours or not, in extents.
 	virtual int64
 }
 
-// poolHealth is how full the pool is, and what is wrong with it.
 type poolHealth struct {
-	// status is what the kernel last said; known is false when it said nothing.
+	// known is false if the kernel reported no status.
 	status lvm.PoolStatus
 	known  bool
-	// raid is what the kernel says of the images of its data and metadata.
+	// raid has the conditions of the images of its data and metadata.
 	raid []*lvmdv1.Condition
-	// inactive is since when the pool has no device, or zero, activation how far it is with making
-	// one, and activationErr why that failed.
+	// inactive is when the pool was first found without a device, or zero.
 	inactive      time.Time
 	activation    Activation
 	activationErr error
-	// stuck is why the pool could not be extended, unmade why it could not be made;
-	// or empty.
+	// stuck is why the pool could not be extended, unmade why it could not be made; or empty.
 	stuck, unmade string
 }
 
-// Activation says what lvmd does about a pool that has no device.
+// Activation is the progress of activating a pool without a device.
 type Activation int
 
 // The activations of a pool.
 const (
-	// NotActivating is that of a pool that has a device, or is left alone.
+	// NotActivating means that the pool has a device, or is left alone.
 	NotActivating Activation = iota
-	// CheckingMetadata is that of one whose metadata are checked before its device is made.
+	// CheckingMetadata means that thin_check runs before the activation.
 	CheckingMetadata
-	// Activating is that of one whose device is being made, for which LVM may check the metadata.
+	// Activating means that LVM makes the device, and may check the metadata for that.
 	Activating
-	// ActivationFailed is that of one whose device could not be made, which is tried again.
+	// ActivationFailed means that lvmd will retry.
 	ActivationFailed
 )
 
-// pool returns the group's pool of the given name, which it makes known; nil for the empty name, as
-// what is not thin has it.
+// pool adds the pool if need be. It returns nil for the empty name, which volumes that are not thin
+// have.
 func (g *Group) pool(name string) *Pool {
 	p := g.pools[name]
 	if p == nil && name != "" {
@@ -90,13 +82,12 @@ func (g *Group) pool(name string) *Pool {
 	return p
 }
 
-// usable reports whether the pool can take new volumes at all.
 func (p *Pool) usable() bool {
 	return p.present && p.known && p.zeroes && !p.metadataHigh() &&
 		!p.status.Failed && !p.status.ReadOnly && !p.status.NeedsCheck && !p.status.OutOfData
 }
 
-// limit is what the pool's volumes may have in sum, in extents.
+// limit bounds the sum of the pool's volumes, in extents.
 func (p *Pool) limit() int64 {
 	return config.MulDiv(p.extents, p.ratio(), 100)
 }
@@ -108,14 +99,11 @@ func (p *Pool) ratio() int64 {
 	return p.settings.Overprovisioning
 }
 
-// freeBeside is how many extents a new volume can have where the volumes there are,
-// and what else is reserved, have so many in sum: what the overprovisioning
-// leaves, but no more than
+// freeBeside returns the extents available to a new volume, if existing volumes and reservations
+// have committed. The overprovisioning limits it, and so does the larger of
 //
-//   - what the pool could hold if all volumes were written full, or
-//   - what is left below the threshold of the data, overprovisioned likewise,
-//
-// whichever is more.
+//   - the space left if all volumes were written full, and
+//   - the space left below the data's threshold, overprovisioned likewise.
 func (p *Pool) freeBeside(committed int64) int64 {
 	if !p.usable() {
 		return 0
@@ -128,10 +116,10 @@ func (p *Pool) freeBeside(committed int64) int64 {
 	return max(0, min(p.limit()-committed, allowed))
 }
 
-// reportedFree is what is free as watchers see it, see classGroup.reportedFree.
+// reportedFree is for watchers, see classGroup.reportedFree.
 func (p *Pool) reportedFree() int64 { return p.freeBeside(p.virtual + p.creating) }
 
-// free is what is free beside all operations under way.
+// free is net of all operations under way.
 func (p *Pool) free() int64 { return p.freeBeside(p.virtual + p.creating + p.expanding) }
 
 func (p *Pool) dataThreshold() int64 {
@@ -148,18 +136,16 @@ func (p *Pool) metadataThreshold() int64 {
 	return p.settings.MetadataThreshold
 }
 
-// dataHigh reports whether the data's threshold is passed.
 func (p *Pool) dataHigh() bool {
 	return p.known && !p.status.Failed && p.status.DataUsed*100 >= p.status.DataTotal*p.dataThreshold()
 }
 
-// metadataHigh reports whether the metadata's threshold is passed.
 func (p *Pool) metadataHigh() bool {
 	return p.known && !p.status.Failed && p.status.MetadataUsed*100 >= p.status.MetadataTotal*p.metadataThreshold()
 }
 
-// sharedConditions are the conditions that concern the pool's volumes as much as its
-// class. Their messages change only when something is to be done.
+// sharedConditions concern the pool's volumes as much as its class. Their messages change only when
+// something is to be done.
 func (p *Pool) sharedConditions() []*lvmdv1.Condition {
 	var c []*lvmdv1.Condition
 	add := func(kind, format string, args ...any) { c = append(c, condition(kind, format, args...)) }
@@ -182,7 +168,7 @@ func (p *Pool) sharedConditions() []*lvmdv1.Condition {
 	return c
 }
 
-// whyInactive says since when and why the pool has no device, to follow what says that.
+// whyInactive completes the message that the pool has no device.
 func (p *Pool) whyInactive() string {
 	if p.inactive.IsZero() {
 		return ""
@@ -200,7 +186,6 @@ func (p *Pool) whyInactive() string {
 	return since
 }
 
-// conditions are those that the pool adds to its class.
 func (p *Pool) conditions() []*lvmdv1.Condition {
 	c := append(p.sharedConditions(), p.raid...)
 	add := func(kind, format string, args ...any) { c = append(c, condition(kind, format, args...)) }
@@ -222,7 +207,6 @@ func (p *Pool) conditions() []*lvmdv1.Condition {
 	return c
 }
 
-// refusal says why the pool takes no new volume at all, or nothing.
 func (p *Pool) refusal() string {
 	if p.usable() {
 		return ""
@@ -233,7 +217,6 @@ func (p *Pool) refusal() string {
 	return "the thin pool is not ready"
 }
 
-// mergePools takes over what a scan says of thin pools.
 func (g *Group) mergePools(scan *lvm.Group, where ondisk.Placement) {
 	for _, p := range g.pools {
 		p.present, p.virtual = false, 0
@@ -254,13 +237,12 @@ func (g *Group) mergePools(scan *lvm.Group, where ondisk.Placement) {
 	}
 }
 
-// Name is the pool's. It needs no lock.
+// Name returns the pool's name, without the lock.
 func (p *Pool) Name() string { return p.name }
 
-// Group is the pool's. It needs no lock.
+// Group returns the pool's group, without the lock.
 func (p *Pool) Group() *Group { return p.group }
 
-// unhealthyType is the type of what is wrong with the pool, or nothing.
 func (p *Pool) unhealthyType() string {
 	for _, c := range p.sharedConditions() {
 		return c.GetType()
@@ -268,7 +250,6 @@ func (p *Pool) unhealthyType() string {
 	return ""
 }
 
-// class is the class that has the pool, or nil.
 func (p *Pool) class() *class {
 	if p.settings == nil {
 		return nil
@@ -281,7 +262,6 @@ func (p *Pool) class() *class {
 	return nil
 }
 
-// attachPools gives each thin class its pools.
 func (m *model) attachPools() {
 	for _, g := range m.groups {
 		for _, p := range g.pools {
@@ -299,7 +279,7 @@ func (m *model) attachPools() {
 	}
 }
 
-// volumes are those that lie in the pool, without tombstones.
+// volumes leaves out tombstones.
 func (p *Pool) volumes() []*Volume {
 	var all []*Volume
 	for _, v := range p.group.m.volumes {
@@ -310,7 +290,7 @@ func (p *Pool) volumes() []*Volume {
 	return all
 }
 
-// Pools are the thin pools that are known in a group; nil stands for all groups.
+// Pools returns the known thin pools of a group; nil stands for all groups.
 func (m *Inventory) Pools(g *Group) []*Pool {
 	m.lock()
 	defer m.unlock()
@@ -325,7 +305,7 @@ func (m *Inventory) Pools(g *Group) []*Pool {
 	return all
 }
 
-// ClassPools reports which thin pools of a group are those of classes, by name.
+// ClassPools reports which thin pools of the group belong to a class, by name.
 func (g *Group) ClassPools() map[string]bool {
 	m := g.m
 	m.lock()
@@ -337,9 +317,9 @@ func (g *Group) ClassPools() map[string]bool {
 	return pools
 }
 
-// SetStatus takes over what the kernel says of a pool, and notifies watchers of what that
-// changes for its class and its volumes. known is false when the kernel says nothing. It reports
-// whether the pool has got a device.
+// SetStatus sets the kernel's status of the pool; known is false if it reports none. It notifies
+// watchers of what changes for the class and the volumes. appeared is true if the pool has got a
+// device.
 func (p *Pool) SetStatus(status lvm.PoolStatus, known bool) (appeared bool) {
 	m := p.group.m
 	m.lock()
@@ -367,7 +347,7 @@ func (p *Pool) SetStatus(status lvm.PoolStatus, known bool) (appeared bool) {
 	return appeared
 }
 
-// SetActivation records how far lvmd is with making the device of a pool, and why that failed.
+// SetActivation sets the progress of a pool's activation, and why that failed.
 func SetActivation(g *Group, pool string, now Activation, why error) {
 	m := g.m
 	m.lock()
@@ -380,7 +360,7 @@ func SetActivation(g *Group, pool string, now Activation, why error) {
 	m.publish(g, p.volumes()...)
 }
 
-// IsActivating reports whether the pool's device is being made.
+// IsActivating reports whether LVM is making the pool's device.
 func (p *Pool) IsActivating() bool {
 	m := p.group.m
 	m.lock()
@@ -388,12 +368,12 @@ func (p *Pool) IsActivating() bool {
 	return p.activation == Activating
 }
 
-// isAway reports whether a volume's pool, or nil, has no device: LVM would activate the pool for a
-// command on the volume.
+// isAway reports whether the pool, which may be nil, lacks its device: LVM would activate it for a
+// command on its volumes.
 func (p *Pool) isAway() bool { return p != nil && p.present && !p.known }
 
-// SetPoolUnmade notes why a class' pool could not be made, which is tried again after retry;
-// nil is that it is there.
+// SetPoolUnmade sets why a pool could not be made, to be retried after retry; nil means that it
+// was.
 func (g *Group) SetPoolUnmade(name string, err error, retry time.Duration) {
 	m := g.m
 	m.lock()
@@ -411,7 +391,6 @@ func (g *Group) SetPoolUnmade(name string, err error, retry time.Duration) {
 	}
 }
 
-// lacksPool reports whether a group has not all of the thin pools that classes name.
 func lacksPool(g *Group) bool {
 	for _, p := range g.pools {
 		if p.settings != nil && !p.present {
@@ -421,12 +400,10 @@ func lacksPool(g *Group) bool {
 	return false
 }
 
-// components are how and where the pool's components lie, by name.
 func (p *Pool) components() map[string]ondisk.Volume {
 	return map[string]ondisk.Volume{p.name + "_tdata": p.data, p.name + "_tmeta": p.metadataAt}
 }
 
-// raidConditions translates what the kernel says of the pool's components.
 func (p *Pool) raidConditions(found map[string]lvm.RAIDStatus) []*lvmdv1.Condition {
 	var all []*lvmdv1.Condition
 	for _, name := range slices.Sorted(maps.Keys(p.components())) {
@@ -434,30 +411,27 @@ func (p *Pool) raidConditions(found map[string]lvm.RAIDStatus) []*lvmdv1.Conditi
 			all = append(all, condition(c.GetType(), "thin pool %q: %s", p.name, c.GetMessage()))
 		}
 	}
-	// Of two conditions of a type, that of the data is enough.
+	// For each type of condition, the data's is enough.
 	slices.SortStableFunc(all, func(a, b *lvmdv1.Condition) int { return strings.Compare(a.GetType(), b.GetType()) })
 	return slices.CompactFunc(all, func(a, b *lvmdv1.Condition) bool { return a.GetType() == b.GetType() })
 }
 
-// PoolSizes are what the decision to extend a pool depends on.
+// PoolSizes are the input to the decision whether to extend a pool.
 type PoolSizes struct {
-	// Settings are those of the pool's class.
 	Settings *config.ThinPool
-	// Total is the group's extents, ExtentSize their size in bytes, and Free how many are free
-	// beside what is reserved for operations and for the class.
+	// Total and Free are in extents of ExtentSize bytes; Free is net of reservations and the class'
+	// reserve.
 	Total, ExtentSize, Free int64
-	// DataDue and MetadataDue are true when that component is to grow.
+	// DataDue and MetadataDue are true if that component has to grow.
 	DataDue, MetadataDue bool
 	// Extents is the size of the data, and Metadata that of the metadata in bytes.
 	Extents, Metadata          int64
 	DataLayout, MetadataLayout layout.Layout
-	// DataGrowth and MetadataGrowth are by how many extents that component can grow on its
-	// devices.
+	// DataGrowth and MetadataGrowth are how far each component can grow on its devices, in extents.
 	DataGrowth, MetadataGrowth int64
 }
 
-// Sizes returns what the decision to extend a pool depends on, or nil where it is not to be
-// extended now.
+// Sizes returns nil if the pool must not be extended now.
 func (p *Pool) Sizes() *PoolSizes {
 	m := p.group.m
 	m.lock()
@@ -477,15 +451,15 @@ func (p *Pool) Sizes() *PoolSizes {
 	}
 }
 
-// PoolGrowth is the growth of a pool's data, for which space is reserved.
+// PoolGrowth is a reservation for the growth of a pool's data.
 type PoolGrowth struct {
 	pool           *Pool
 	extents, takes int64
 	reserved       bool
 }
 
-// Plan records why a pool that should grow cannot, or that it can, and reserves what its data takes to
-// have the given extents, until Commit of the growth, or Release. It reserves nothing for zero extents.
+// Plan sets why the pool cannot grow, or "", and reserves the space for data of the given extents
+// until the growth's Commit or Release. It returns nil for zero extents.
 func (p *Pool) Plan(extents int64, stuck string) *PoolGrowth {
 	m := p.group.m
 	m.lock()
@@ -502,7 +476,7 @@ func (p *Pool) Plan(extents int64, stuck string) *PoolGrowth {
 	return g
 }
 
-// Release gives back what is reserved for a pool's growth, once.
+// Release releases the reservation, once.
 func (g *PoolGrowth) Release() {
 	m := g.pool.group.m
 	m.lock()
@@ -517,8 +491,8 @@ func (g *PoolGrowth) release() {
 	}
 }
 
-// Place chooses where a pool's metadata grows to the given bytes, or its data to the given extents where
-// these are zero; nothing where LVM is to choose. It fails when there is no place. The caller has the
+// Place chooses the devices for the growth of the metadata to the given bytes or, if zero, of the
+// data to extents. It returns nil if LVM chooses, and fails without space. The caller has the
 // group's slot.
 func (p *Pool) Place(extents, metadata int64) ([]layout.Share, error) {
 	m := p.group.m

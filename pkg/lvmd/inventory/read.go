@@ -8,7 +8,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
 
-// ReadVolume returns the volume that exactly one of id and name names, and reports it.
+// ReadVolume returns the volume that exactly one of id and name names, and its report.
 func (m *Inventory) ReadVolume(id, name string) (*Volume, *lvmdv1.Volume, error) {
 	m.lock()
 	defer m.unlock()
@@ -19,7 +19,7 @@ func (m *Inventory) ReadVolume(id, name string) (*Volume, *lvmdv1.Volume, error)
 	return v, v.proto(), nil
 }
 
-// Report is what is reported of a volume.
+// Report returns the report of the volume.
 func (v *Volume) Report() *lvmdv1.Volume {
 	m := v.group.m
 	m.lock()
@@ -27,7 +27,7 @@ func (v *Volume) Report() *lvmdv1.Volume {
 	return v.proto()
 }
 
-// ReadSnapshot reports the snapshot that exactly one of id and name names.
+// ReadSnapshot returns the report of the snapshot that exactly one of id and name names.
 func (m *Inventory) ReadSnapshot(id, name string) (*lvmdv1.Snapshot, error) {
 	m.lock()
 	defer m.unlock()
@@ -38,7 +38,7 @@ func (m *Inventory) ReadSnapshot(id, name string) (*lvmdv1.Snapshot, error) {
 	return v.snapshotProto(), nil
 }
 
-// ReportSnapshot is what is reported of a snapshot.
+// ReportSnapshot returns the report of the snapshot.
 func (v *Volume) ReportSnapshot() *lvmdv1.Snapshot {
 	m := v.group.m
 	m.lock()
@@ -46,13 +46,13 @@ func (v *Volume) ReportSnapshot() *lvmdv1.Snapshot {
 	return v.snapshotProto()
 }
 
-// Volumes reports at most limit volumes whose ids follow after, in the order of their ids. more is
-// true when others follow.
+// Volumes returns the reports of up to limit volumes with ids above after, by id. more is true if
+// others follow.
 func (m *Inventory) Volumes(after string, limit int) (page []*lvmdv1.Volume, more bool) {
 	return pageOf(m, after, limit, (*Volume).proto, func(i *spec.Identity) bool { return !i.Snapshot })
 }
 
-// Snapshots is Volumes for the snapshots of a volume, or of all where it is empty.
+// Snapshots is Volumes for the snapshots of a volume, or for all if of is empty.
 func (m *Inventory) Snapshots(of, after string, limit int) (page []*lvmdv1.Snapshot, more bool) {
 	return pageOf(m, after, limit, (*Volume).snapshotProto, func(i *spec.Identity) bool { return i.Snapshot && (of == "" || of == i.Source) })
 }
@@ -72,21 +72,20 @@ func pageOf[T any](m *Inventory, after string, limit int, report func(*Volume) T
 	return page, false
 }
 
-// following are the volumes whose ids follow one, in order.
 func (x *index) following(id string) []*Volume {
 	all := x.ordered()
 	i, _ := slices.BinarySearchFunc(all, id+"\x00", func(v *Volume, id string) int { return strings.Compare(v.rec.ID, id) })
 	return all[i:]
 }
 
-// Classes reports the classes that are offered.
+// Classes returns the reports of the offered classes.
 func (m *Inventory) Classes() []*lvmdv1.DeviceClass {
 	m.lock()
 	defer m.unlock()
 	var offered []*lvmdv1.DeviceClass
 	for _, c := range m.classes {
 		if c.reported != nil {
-			// What was reported is replaced when it changes, never written to.
+			// Reports are replaced when they change, never written to.
 			offered = append(offered, c.reported)
 		}
 	}

@@ -16,45 +16,44 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
 
-// Scan is what LVM, the disks and the kernel say of a group.
+// Scan is the state of a group by LVM, the disks and the kernel.
 type Scan struct {
 	// Group is nil when LVM does not know the group.
 	Group *lvm.Group
-	// Refused says why a group of the name is not taken for it.
+	// Refused says why a group of the name is not used.
 	Refused Refusal
-	// Devices are those of our volumes, by name, where they have one.
+	// Devices has our volumes' devices, by name.
 	Devices map[string]lvm.Device
-	// Metadata is the zero value where it cannot be read, and Unreadable has the error. The disks of a group
-	// that LVM does not know may have it.
+	// Metadata is the zero value if it cannot be read, with the error in Unreadable. It may be set
+	// although LVM does not know the group.
 	Metadata   ondisk.Metadata
 	Unreadable error
-	// Where is where everything lies, of groups with thin pools.
+	// Where is set for groups with thin pools.
 	Where ondisk.Placement
 }
 
-// Diff is what a scan found that was not known, as far as there is something to be done about it.
+// Diff has the news of a scan that need action.
 type Diff struct {
-	// Vanished are the ids of volumes that exist no more.
+	// Vanished has the ids of volumes that no longer exist.
 	Vanished []string
-	// Adopted are volumes that were not known, or of which it was not known that they are complete.
+	// Adopted were unknown, or not known to be complete.
 	Adopted []*Volume
-	// Undone are volumes whose creation no operation continues; they are tombstones now.
+	// Undone are new tombstones, whose creation no operation continues.
 	Undone []spec.Record
-	// Resumed are volumes whose creation, by copying, is to be continued.
+	// Resumed are interrupted copies to continue.
 	Resumed []Admission
-	// Pinned is true when the group was found with a UUID, or with physical volumes, that it is
-	// known by from now on.
+	// Pinned is true if the group is known by another UUID, or other physical volumes, from now on.
 	Pinned bool
-	// WentBack is true when the group's metadata is older than it was, and is accepted as it is.
+	// WentBack is true if the group was accepted with older metadata than before.
 	WentBack bool
-	// Closed are the devices of volumes that vanished, to be closed.
+	// Closed are devices of vanished volumes, for the caller to close.
 	Closed []blockdev.Handle
 
 	changed []*Volume
 }
 
-// BeginScan notes that a scan of the group begins. It may miss what comes or goes from now on, for
-// which Recheck has the group scanned once more.
+// BeginScan is called before a scan. What comes or goes during the scan needs another one, see
+// Recheck.
 func BeginScan(g *Group) {
 	m := g.m
 	m.lock()
@@ -62,15 +61,15 @@ func BeginScan(g *Group) {
 	g.recheck = false
 }
 
-// ApplyScan takes over a scan of one group, and before it the effect of the command that it
-// follows, if any. The caller has the group's slot, and makes what is returned durable.
+// ApplyScan applies a scan and, before it, the effect of the command that it follows, unless nil.
+// The caller has the group's slot, and makes the result durable.
 func (g *Group) ApplyScan(scan Scan, after Effect) Diff {
 	m := g.m
 	m.lock()
 	defer m.unlock()
 	var d Diff
 	if after != nil {
-		m.forgetZeroed(g) // More than the effect happened to the group.
+		m.forgetZeroed(g) // The group changed by more than the effect.
 		d.changed = after.apply(m)
 	}
 	g.stale, g.scanned = false, time.Now()
@@ -108,7 +107,7 @@ func (m *model) applyGroup(g *Group, scan *Scan, d *Diff) {
 	g.metadata.Seqno = found.Seqno
 	g.mergePools(found, scan.Where)
 	if isNew && g.poolsDue.IsZero() && lacksPool(g) {
-		g.poolsDue = time.Now() // The start makes those of the groups that are there.
+		g.poolsDue = time.Now() // The start makes the pools of groups that it finds.
 	}
 	g.exists = make(map[string]bool, len(found.Volumes))
 	g.foreign = 0
@@ -141,7 +140,6 @@ func (m *model) applyGroup(g *Group, scan *Scan, d *Diff) {
 	d.dropVanished(g)
 }
 
-// noteAdopted notes a volume that was adopted, if any.
 func (d *Diff) noteAdopted(v *Volume) {
 	if v == nil {
 		return
@@ -155,7 +153,6 @@ func (d *Diff) noteAdopted(v *Volume) {
 	d.changed = append(d.changed, v)
 }
 
-// apply takes over what a scan of a group found of a volume that is known.
 func (d *Diff) apply(g *Group, v *Volume, lv *lvm.Volume, scan *Scan, halfMade bool, dependents []lvm.Dependent) {
 	if v.update(lv, scan.Devices, dependents) {
 		d.changed = append(d.changed, v)
@@ -174,7 +171,6 @@ func (d *Diff) apply(g *Group, v *Volume, lv *lvm.Volume, scan *Scan, halfMade b
 	g.unseen = g.unseen || v.unseen
 }
 
-// dropVanished drops the volumes of a group that a scan has not found.
 func (d *Diff) dropVanished(g *Group) {
 	m := g.m
 	for id, v := range m.volumes {
@@ -193,13 +189,13 @@ func (d *Diff) dropVanished(g *Group) {
 	}
 }
 
-// fewestVanished is of how many volumes a group is refused when all of them vanish at once. An
-// administrator who removes the only volume of a group is right, unless the metadata shows otherwise.
+// fewestVanished is the number of volumes that must vanish together for the group to be refused. An
+// administrator may remove a group's only volume, unless the metadata proves otherwise.
 const fewestVanished = 2
 
-// Implausible says why a group as LVM found it cannot be what it was: its metadata is older than
-// it was, or lacks volumes that were acknowledged in a way in which no administrator removes them. The
-// reason begins in the middle of a sentence.
+// Implausible says why the group that LVM found cannot be the known one: its metadata is older, or
+// it lost acknowledged volumes in a way that no administrator's removal explains. The message is
+// the end of a sentence.
 func (g *Group) Implausible(found *lvm.Group) Refusal {
 	m := g.m
 	m.lock()
@@ -213,8 +209,8 @@ func (g *Group) Implausible(found *lvm.Group) Refusal {
 	return Refusal{}
 }
 
-// outdated says why the metadata of a group is older than what is known of it, or nothing. LVM raises
-// the sequence number with each change.
+// outdated returns why the metadata is older than known, or "". LVM raises the sequence number with
+// each change.
 func outdated(g *Group, found *lvm.Group) string {
 	if found.UUID != g.info.UUID || found.Seqno >= g.metadata.Seqno {
 		return ""
@@ -222,10 +218,10 @@ func outdated(g *Group, found *lvm.Group) string {
 	return fmt.Sprintf("its metadata is older than it was (sequence number %d, was %d)", found.Seqno, g.metadata.Seqno)
 }
 
-// vanished says why volumes of a group may not be gone that are, or nothing. Nothing on the disks proves
-// that an administrator removed them. That it was no removal is shown by the sequence number, which a removal
-// raises, and by further disks, which it does not bring; it may take disks away, with what was on them. further
-// are the UUIDs of those that the reason is about.
+// vanished returns why missing volumes cannot have been removed, or "". Nothing on the disks proves
+// a removal. An unchanged sequence number, which a removal raises, disproves it, and so do further
+// disks: a removal may take disks away with their volumes, but brings none. further has the UUIDs
+// that the reason is about.
 func (m *model) vanished(g *Group, found *lvm.Group) (why string, further []string) {
 	exists := make(map[string]bool, len(found.Volumes))
 	for i := range found.Volumes {
@@ -259,8 +255,8 @@ func (m *model) vanished(g *Group, found *lvm.Group) (why string, further []stri
 	return "", nil
 }
 
-// leaveLaterAlone finds the volumes of later versions and forgets those that are known: the
-// journal keeps their records, for the version that can read them.
+// leaveLaterAlone forgets the volumes of later versions. The journal keeps their records for a
+// version that can read them.
 func (g *Group) leaveLaterAlone(found *lvm.Group, d *Diff) {
 	m := g.m
 	g.leftAlone = map[string]string{}
@@ -283,7 +279,6 @@ func (g *Group) leaveLaterAlone(found *lvm.Group, d *Diff) {
 	}
 }
 
-// examplesLeftAlone names some of the volumes that are left alone, and why.
 func (g *groupScan) examplesLeftAlone() string {
 	var all []string
 	for _, name := range slices.Sorted(maps.Keys(g.leftAlone)) {
@@ -292,7 +287,6 @@ func (g *groupScan) examplesLeftAlone() string {
 	return examples(all)
 }
 
-// examples joins the first of what a message is to name.
 func examples(all []string) string {
 	const most = 3
 	if len(all) > most {
@@ -301,7 +295,6 @@ func examples(all []string) string {
 	return strings.Join(all, "; ")
 }
 
-// advance changes the state of a volume by what a scan says of it.
 func (m *model) advance(v *Volume, lv *lvm.Volume, d *Diff) {
 	if v.lifecycle.state == Deleted && isMarked(lv) {
 		m.enter(v, Marked)
@@ -315,7 +308,7 @@ func (m *model) advance(v *Volume, lv *lvm.Volume, d *Diff) {
 		return
 	}
 	if showsIfComplete(v) {
-		// It may have been handed out already: what is on it decides.
+		// It may have been handed out already: its contents decide.
 		m.info("it is looked at whether a volume whose making has no end in the journal is complete", "volume", v.rec.ID, "name", v.rec.Ident.Name)
 		v.rec.Tagged = false
 		m.enter(v, Unfinished)
@@ -326,15 +319,14 @@ func (m *model) advance(v *Volume, lv *lvm.Volume, d *Diff) {
 		d.Resumed = append(d.Resumed, Admission{Volume: v, Creation: v.op, Source: m.source(v)})
 		return
 	}
-	// lvmd ended in the middle of the creation, which was never acknowledged.
+	// lvmd ended during the creation, and never acknowledged it.
 	m.info("an unfinished creation is undone", "volume", v.rec.ID, "name", v.rec.Ident.Name)
 	m.markDeleted(v)
 	d.Undone = append(d.Undone, v.rec)
 	d.changed = append(d.changed, v)
 }
 
-// applyMissing is for a group that LVM does not know any more. Its volumes are kept: the disks
-// may come back.
+// applyMissing keeps the volumes of a group that LVM no longer knows: its disks may come back.
 func (m *model) applyMissing(g *Group, refused Refusal, d *Diff) {
 	if g.present {
 		m.warn("volume group is gone", "group", g.name)
@@ -355,11 +347,10 @@ func (m *model) applyMissing(g *Group, refused Refusal, d *Diff) {
 	}
 }
 
-// update brings a known volume up to date and reports whether anything that is
-// reported changed.
+// update reports whether the volume's report changes.
 func (v *Volume) update(lv *lvm.Volume, devices map[string]lvm.Device, dependents []lvm.Dependent) bool {
 	if v.op != nil {
-		return false // its creation says what it is when it is done
+		return false // its creation sets these when it is done
 	}
 	extents := lv.Size / v.group.info.ExtentSize
 	device, active := devices[lv.Name]
@@ -383,11 +374,11 @@ func (v *Volume) update(lv *lvm.Volume, devices map[string]lvm.Device, dependent
 	v.extents, v.segments, v.device, v.conditions = extents, lv.Segments, device, found
 	v.limits, v.limitTags = limits, limitTags
 	v.tagged, v.rec.Encrypted = tagged, encrypted
-	v.pool = v.group.pool(lv.Pool) // It is always the same one; the first scan finds it.
+	v.pool = v.group.pool(lv.Pool) // A volume never changes its pool; the first scan finds it.
 	return !same
 }
 
-// Recheck has all groups scanned of which devices may have come or gone.
+// Recheck requests a scan of all groups, as devices may have come or gone.
 func (m *Inventory) Recheck() {
 	m.lock()
 	defer m.unlock()
@@ -396,13 +387,12 @@ func (m *Inventory) Recheck() {
 	}
 }
 
-// unreadableInterval is how often a group is scanned whose sequence number cannot
-// be read.
+// unreadableInterval is between scans of a group whose sequence number cannot be read.
 const unreadableInterval = time.Minute
 
-// Differs reports whether a group's metadata, as it is now or cannot be read now for err, says
-// something else than is known. poll is how often that is asked, and probe how often a
-// group is scanned that is not as it should be.
+// Differs reports whether the group needs a scan, given its current metadata, or the error of
+// reading it. poll is the interval of these calls; a group with a problem is scanned at the
+// interval probe.
 func (g *Group) Differs(now ondisk.Metadata, err error, poll, probe time.Duration) bool {
 	m := g.m
 	m.lock()
@@ -416,27 +406,28 @@ func (g *Group) Differs(now ondisk.Metadata, err error, poll, probe time.Duratio
 		// Another group may be away, or accepted by now.
 		return g.recheck || time.Since(g.scanned) > probe
 	case !g.present:
-		// It comes back with a device, by its name, or when LVM shows it again; Seeker looks for all else.
+		// Scan when it may return: with a device, or when its metadata changed. Seeker covers the
+		// rest.
 		return g.recheck || err == nil && now.Seqno != g.hidden
 	case err == nil && (now.Seqno != g.metadata.Seqno || now.Unreadable != g.metadata.Unreadable):
 		return true
 	case !g.isUsable():
 		return g.recheck
 	case (g.suspect || g.unseen) && time.Since(g.scanned) > probe:
-		return true // what could not be repaired, or seen, is tried again
+		return true // Retry the repair, or the look at the pool.
 	}
 	return err != nil && (!g.unreadable || g.recheck || time.Since(g.scanned) > unreadableInterval)
 }
 
-// waits reports whether a group is not to be scanned now: one that does not respond is
-// scanned by its probe, and bursts of changes are scanned once, at the next tick.
+// waits reports whether to postpone a scan. A probe scans an unresponsive group; a burst of changes
+// is scanned once, at the next tick.
 func (g *Group) waits(poll time.Duration) bool {
 	return !g.unresponsive.IsZero() || time.Since(g.scanned) < poll/2
 }
 
-// Renumbered compares the numbers of our volumes' devices in a group with those that are known:
-// moved is true when a volume has lost its device, or has another one. appeared are the volumes
-// that had none and may have one now, and suspended those whose device was suspended.
+// Renumbered compares the kernel's device numbers of our volumes with the known ones. moved is true
+// if a volume lost its device, or has another one. appeared may have got a device; suspended had a
+// suspended one.
 func (g *Group) Renumbered(numbers lvm.Numbers, poll time.Duration) (moved bool, appeared, suspended []*Volume) {
 	m := g.m
 	m.lock()
@@ -464,7 +455,7 @@ func (g *Group) Renumbered(numbers lvm.Numbers, poll time.Duration) (moved bool,
 	return false, appeared, suspended
 }
 
-// RAIDNames returns the ids of a group's RAID volumes that can be used, and the names of its thin pools'
+// RAIDNames returns the ids of the group's usable RAID volumes, and the names of its thin pools'
 // RAID components.
 func (g *Group) RAIDNames() (names []string) {
 	m := g.m
@@ -485,7 +476,7 @@ func (g *Group) RAIDNames() (names []string) {
 	return names
 }
 
-// SetRAID takes over the status of RAIDNames. The zero status clears conditions.
+// SetRAID sets the status of RAIDNames. The zero status clears conditions.
 func (g *Group) SetRAID(found map[string]lvm.RAIDStatus) {
 	m := g.m
 	m.lock()

@@ -45,7 +45,7 @@ func TestOnlyWhatLVMHasNotFinishedMakingIsHalfMade(t *testing.T) {
 	}
 }
 
-// The race detector finds what a scan writes to while a reader does not have the lock.
+// The race detector finds what a scan writes to while a reader lacks the lock.
 func TestAVolumeIsReadWhileItsGroupIsScanned(t *testing.T) {
 	m, g := scanned(t, Options{})
 	const id = "cvaaaaaaaaaaaaaaaaaaaaaaaaaa"
@@ -98,7 +98,7 @@ func TestUnreadableGroupIsScannedAtIntervals(t *testing.T) {
 	})
 }
 
-// TestUnexplainedEffectTakesNoZeroes has another program change the group beside a creation.
+// Another program changes the group concurrently with a creation.
 func TestUnexplainedEffectTakesNoZeroes(t *testing.T) {
 	for name, take := range map[string]func(*Group, Effect, Change){
 		"scanned": func(g *Group, e Effect, _ Change) {

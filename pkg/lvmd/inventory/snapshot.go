@@ -10,12 +10,12 @@ import (
 	"github.com/carve-csi/carve/pkg/quantity"
 )
 
-// Snapshots are volumes whose identity says so: they have intents, tags, tombstones and removal
-// in common. They have no device, are never wiped (their pool zeroes what it gives), and no
-// method about volumes finds them.
+// Snapshots are volumes whose identity says so: they share intents, tags, tombstones and removal.
+// They have no device, are never wiped (their pool zeroes new blocks), and no method about volumes
+// finds them.
 
-// AdmitSnapshot is AdmitCreation for snapshots. The identity has the name, the source and the
-// owner; the rest is the source's.
+// AdmitSnapshot is AdmitCreation for snapshots. ident has the name, the source and the owner; the
+// source has the rest.
 func (m *Inventory) AdmitSnapshot(ident spec.Identity) (Admission, error) {
 	m.lock()
 	defer m.unlock()
@@ -64,8 +64,8 @@ func (m *Inventory) AdmitSnapshot(ident spec.Identity) (Admission, error) {
 	return Admission{Volume: v, Creation: op, New: true, Source: m.source(v)}, nil
 }
 
-// snapshotFits refuses a snapshot, which takes so many bytes of the group's metadata, that there
-// is no space for.
+// snapshotFits fails if the group or the pool lacks space for a snapshot with text bytes of
+// metadata.
 func (v *Volume) snapshotFits(text int64) error {
 	g, p := v.group, v.pool
 	switch {
@@ -87,7 +87,6 @@ func (v *Volume) snapshotFits(text int64) error {
 	return nil
 }
 
-// snapshotProto is what is reported of a snapshot.
 func (v *Volume) snapshotProto() *lvmdv1.Snapshot {
 	i := &v.rec.Ident
 	p := &lvmdv1.Snapshot{

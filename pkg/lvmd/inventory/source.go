@@ -13,25 +13,21 @@ import (
 	"github.com/carve-csi/carve/pkg/quantity"
 )
 
-// source is the source of a volume or snapshot that is being created.
 type source struct {
 	// volume is pinned: it is neither deleted nor expanded meanwhile.
 	volume *Volume
 	// snapshot is true if LVM snapshots the source in its pool, and false if lvmd copies it.
 	snapshot bool
 	// have counts the extents that the new volume has so far.
-	have int64
-	// copied counts the bytes copied so far.
+	have   int64
 	copied int64
 }
 
-// pin sets the source of a volume, and pins it.
 func (v *volumeWork) pin(from *source) {
 	v.source = from
 	from.volume.pins++
 }
 
-// unpin releases the source.
 func (v *volumeWork) unpin() {
 	if v.source != nil {
 		v.source.volume.pins--
@@ -39,12 +35,10 @@ func (v *volumeWork) unpin() {
 	v.source = nil
 }
 
-// tags returns the tags that LVM gives the volume when it creates it.
 func (v *Volume) tags() []string {
 	return slices.Concat(v.rec.Ident.Tags(), v.limitTags, v.making.tags())
 }
 
-// makingTag returns the tag of a volume that is being created, of from unless that is nil.
 func makingTag(from *source) string {
 	if from != nil && !from.snapshot {
 		return spec.TagCopying
@@ -203,7 +197,6 @@ func (v *Volume) Enlargement() (extents int64, err error) {
 	return v.extents, nil
 }
 
-// abandonEnlargement releases what is reserved to enlarge a volume made by a snapshot.
 func (v *Volume) abandonEnlargement() {
 	if s := v.source; s != nil && s.snapshot && s.have > 0 && s.have < v.extents {
 		v.pool.expanding -= v.extents - s.have

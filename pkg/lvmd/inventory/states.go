@@ -6,64 +6,61 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
 
-// State is where a volume is between its admission and its end. docs/explanation/volumes.md
-// draws the transitions.
+// State is where a volume is between its admission and its end. docs/explanation/volumes.md draws
+// the transitions.
 type State string
 
 const (
 	// New is before the inventory has the volume.
 	New State = ""
-	// Creating is a new volume that a creation has.
+	// Creating means that a creation has the new volume.
 	Creating State = "creating"
-	// Reformatting is an encrypted volume that a creation has, which formats it with another key.
+	// Reformatting means that a creation formats an encrypted volume with another key.
 	Reformatting State = "reformatting"
-	// Interrupted is a creation that ended in the middle, with the run of lvmd that had it.
+	// Interrupted is a creation that ended with its run of lvmd.
 	Interrupted State = "interrupted"
-	// Ready is a volume that can be used.
+	// Ready is a usable volume.
 	Ready State = "ready"
-	// Unfinished is a volume that may have been handed out, and whose file system, or header, was
+	// Unfinished is a volume that may have been handed out, but whose file system, or header, was
 	// not found.
 	Unfinished State = "unfinished"
-	// KeyLost is an encrypted volume whose key is gone, and what it held with it.
+	// KeyLost is an encrypted volume that lost its key, and with that its data.
 	KeyLost State = "keyLost"
-	// Expanding is a claim, as Noting, Checking and Deleting are: one operation has the volume,
-	// and it goes back to the state in which it was claimed unless the operation leads elsewhere.
+	// Expanding is a claim, like Noting, Checking and Deleting: one operation has the volume, and
+	// returns it to the state before unless it leads elsewhere.
 	Expanding State = "expanding"
-	// Noting is the claim of the record that the node has encrypted the volume, or that it is kept.
+	// Noting is the claim to record that the node has encrypted the volume, or that it is kept.
 	Noting State = "noting"
-	// Checking is the claim of the search for what is missing: the encrypted device, or the end
-	// of its making in the journal.
+	// Checking is the claim to search for a missing encrypted device, or for the outcome of a
+	// creation that the journal does not have.
 	Checking State = "checking"
 	// Deleting is the claim of a deletion.
 	Deleting State = "deleting"
 	// Deleted is a tombstone in the journal.
 	Deleted State = "deleted"
-	// Marked is a tombstone that LVM's metadata shows, and that is to be wiped.
+	// Marked is a tombstone that LVM's metadata shows, to be wiped.
 	Marked State = "marked"
-	// Wiped is a tombstone that is only to be removed.
+	// Wiped is a tombstone to be removed.
 	Wiped State = "wiped"
-	// Gone is after LVM has the volume no more. Nothing leads out of it: an operation that is
-	// still under way ends without effect.
+	// Gone is after the removal from LVM. No transition leads out of it: an operation still under
+	// way ends without effect.
 	Gone State = "gone"
 )
 
-// isClaim reports whether one operation has the volume.
 func (s State) isClaim() bool {
 	return s == Expanding || s == Noting || s == Checking || s == Deleting
 }
 
-// isCreation reports whether a creation has the volume.
 func (s State) isCreation() bool { return s == Creating || s == Reformatting }
 
-// Transition is one allowed change of state, and what causes it.
+// Transition is an allowed change of state, and its cause.
 type Transition struct {
 	From, To State
 	Cause    string
 }
 
-// Transitions are all that are allowed, but for two rules: a claim may be released, which
-// leads back to the state in which it was taken; and a volume that no creation has may
-// vanish from LVM, which leads to Gone.
+// Transitions are all that are allowed, except two: releasing a claim leads back to the state
+// before, and a volume without a creation may vanish from LVM, which leads to Gone.
 var Transitions = []Transition{
 	{New, Creating, "a creation is admitted"},
 	{New, Interrupted, "an intent is found without its creation"},
@@ -100,8 +97,7 @@ var Transitions = []Transition{
 	{Wiped, Gone, "LVM has removed it"},
 }
 
-// phaseOf is what the journal keeps of a state. It is empty for New and Gone, and for claims,
-// which leave the phase as it is.
+// phaseOf is empty for New and Gone, and for claims, which keep the phase.
 func phaseOf(s State) spec.Phase {
 	switch s {
 	case Creating, Interrupted:
@@ -119,7 +115,6 @@ func phaseOf(s State) spec.Phase {
 	}
 }
 
-// recalled is the state of a volume that the journal has in a phase.
 func recalled(p spec.Phase) State {
 	switch p {
 	case spec.Creating:
@@ -135,8 +130,7 @@ func recalled(p spec.Phase) State {
 	}
 }
 
-// TransitionError says that a volume entered a state that it must not enter from the one
-// before: a defect.
+// TransitionError means that a forbidden transition occurred: a defect.
 type TransitionError struct{ From, To State }
 
 // Error implements error.
@@ -144,15 +138,13 @@ func (e *TransitionError) Error() string {
 	return fmt.Sprintf("state %q is entered from %q, which is not allowed", e.To, e.From)
 }
 
-// lifecycle is the state of one volume. The zero value is of a volume that is New. It is not
-// safe for concurrent use.
+// lifecycle is New as the zero value, and not safe for concurrent use.
 type lifecycle struct {
 	state, claimedIn State
 }
 
-// enter changes the state. A change that is not allowed is made all the same, since what it
-// stands for has happened, and is a *TransitionError. Out of Gone there is none: enter does
-// nothing then.
+// enter changes the state. It does so despite a *TransitionError, since the change has happened. It
+// does nothing in Gone.
 func (l *lifecycle) enter(to State) error {
 	from := l.state
 	if from == Gone {
@@ -169,7 +161,6 @@ func (l *lifecycle) enter(to State) error {
 	return err
 }
 
-// mayEnter reports whether the table or one of the rules allows a state.
 func (l *lifecycle) mayEnter(to State) bool {
 	for _, t := range Transitions {
 		if t.From == l.state && t.To == to {
@@ -181,8 +172,7 @@ func (l *lifecycle) mayEnter(to State) bool {
 	return released || vanished
 }
 
-// released is the state that the end of a claim leads back to, or that of a volume that is
-// not claimed.
+// released returns the state after a claim, or the current one without a claim.
 func (l *lifecycle) released() State {
 	if l.state.isClaim() {
 		return l.claimedIn
@@ -190,7 +180,6 @@ func (l *lifecycle) released() State {
 	return l.state
 }
 
-// begun is the state in which a creation has the volume that has been idle before.
 func (l *lifecycle) begun() State {
 	switch l.state {
 	case Interrupted:
@@ -202,7 +191,7 @@ func (l *lifecycle) begun() State {
 	}
 }
 
-// ended is the state of a volume that a creation has no more, unless it led elsewhere.
+// ended returns the state once a creation no longer has the volume, unless it led elsewhere.
 func (l *lifecycle) ended() State {
 	switch l.state {
 	case Creating:

@@ -13,7 +13,6 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// at is a volume's lifecycle in a state that its table leads to.
 func at(t *testing.T, path ...State) *lifecycle {
 	t.Helper()
 	l := &lifecycle{}
@@ -66,7 +65,6 @@ func TestNothingLeadsOutOfGone(t *testing.T) {
 	}
 }
 
-// TestEveryPhaseIsRecalledInAStateThatHasIt: a start goes on where the journal says.
 func TestEveryPhaseIsRecalledInAStateThatHasIt(t *testing.T) {
 	for _, tr := range Transitions {
 		p := phaseOf(tr.To)

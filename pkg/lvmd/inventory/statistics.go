@@ -7,30 +7,30 @@ import (
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 )
 
-// Statistics are what is known, in numbers.
+// Statistics count and measure the inventory.
 type Statistics struct {
-	// Refused is true while what the configuration file says is not in force.
+	// Refused is true while the configuration file is not in force.
 	Refused bool
-	// Classes are the configured classes, in order.
+	// Classes are in the configuration's order.
 	Classes []ClassStatistics
-	// Volumes counts volumes, and Unhealthy those with a condition.
+	// Unhealthy counts the volumes with a condition.
 	Volumes   map[ClassPhase]int
 	Unhealthy map[ClassCondition]int
-	// Present are the volumes that were made and are not deleted, in no order.
+	// Present are created and not deleted, in no order.
 	Present []VolumeStatistics
 	// Groups are by name.
 	Groups map[string]GroupStatistics
 }
 
-// ClassStatistics are those of one class.
+// ClassStatistics are those of a class.
 type ClassStatistics struct {
 	Name string
 	// Reported is nil while the class is not offered.
 	Reported *lvmdv1.DeviceClass
 }
 
-// VolumeStatistics are those of one volume. Size is in bytes; Device is empty while the
-// volume has none.
+// VolumeStatistics are those of a volume. Size is in bytes; Device is empty while the volume has
+// none.
 type VolumeStatistics struct {
 	ID, Group string
 	Ident     spec.Identity
@@ -38,16 +38,16 @@ type VolumeStatistics struct {
 	Device    lvm.Device
 }
 
-// ClassPhase is a class, and the phase of volumes in it.
+// ClassPhase is the key of a count of volumes.
 type ClassPhase struct {
 	Class string
 	Phase spec.Phase
 }
 
-// ClassCondition is a class, and the type of a condition of volumes in it.
+// ClassCondition is the key of a count of volumes.
 type ClassCondition struct{ Class, Condition string }
 
-// GroupStatistics are those of one group. Sizes are in bytes.
+// GroupStatistics are those of a group, in bytes.
 type GroupStatistics struct {
 	Responding              bool
 	Backlog, Total, Free    int64
@@ -55,15 +55,15 @@ type GroupStatistics struct {
 	Pools                   []PoolStatistics
 }
 
-// PoolStatistics are those of one thin pool. Sizes are in bytes.
+// PoolStatistics are those of a thin pool.
 type PoolStatistics struct {
 	Name string
-	// Status is what the kernel said last, if Known is true.
+	// Status is the kernel's last one; Known is false if it reported none.
 	Status lvm.PoolStatus
 	Known  bool
 }
 
-// Statistics returns what is known, in numbers.
+// Statistics returns the inventory's current statistics.
 func (m *Inventory) Statistics() *Statistics {
 	m.lock()
 	defer m.unlock()

@@ -11,8 +11,8 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
 
-// deleteMarked makes tombstones of known volumes that LVM shows as deleted: the journal is older
-// than LVM's metadata. Their names are free, for volumes that it does not know.
+// deleteMarked turns known volumes that LVM shows as deleted into tombstones: the journal is older
+// than LVM's metadata. That frees their names for volumes that the journal does not have.
 func (m *model) deleteMarked(g *Group, found *lvm.Group, d *Diff) {
 	for i := range found.Volumes {
 		v := m.volumes[found.Volumes[i].Name]
@@ -29,13 +29,13 @@ func (m *model) deleteMarked(g *Group, found *lvm.Group, d *Diff) {
 	}
 }
 
-// keepIntended keeps a volume that the journal has as being made, and LVM does not: lvmd ended just
-// before it acknowledged the volume, or the journal is older than LVM's metadata, and the volume may
+// keepIntended keeps a volume that is complete by LVM, but not by the journal. Either lvmd ended
+// just before the acknowledgement, or the journal is older than LVM's metadata, and the volume may
 // have been in use since.
 func (m *model) keepIntended(v *Volume, d *Diff) {
 	to := Ready
 	if !v.rec.Tagged && !v.rec.Ident.Snapshot {
-		// A version made it that tagged none. What is on it says more.
+		// An earlier version made it, which set no tag: check its contents.
 		to = Unfinished
 	}
 	m.warn("a volume whose making has no end in the journal may have been handed out, by its tags; it is kept",
@@ -48,8 +48,7 @@ func (m *model) keepIntended(v *Volume, d *Diff) {
 	d.changed = append(d.changed, v)
 }
 
-// adopt makes a volume of ours that was not known known, as its tags describe it. It returns nil
-// for volumes that are not ours.
+// adopt adds an unknown volume as its tags describe it. It returns nil for one that is not ours.
 func (m *model) adopt(g *Group, lv *lvm.Volume, halfMade bool) *Volume {
 	if !spec.AreOurs(lv.Tags) || !spec.VolumeID.MatchString(lv.Name) && !spec.SnapshotID.MatchString(lv.Name) {
 		return nil
@@ -65,7 +64,7 @@ func (m *model) adopt(g *Group, lv *lvm.Volume, halfMade bool) *Volume {
 	}
 	created := lv.Created
 	if created.IsZero() {
-		// Its age is not known: it counts as new, so that it is no orphan at once.
+		// Of unknown age, it counts as new, so as not to be an orphan at once.
 		created = time.Now().UTC().Truncate(time.Second)
 	}
 	v := &Volume{
@@ -80,7 +79,7 @@ func (m *model) adopt(g *Group, lv *lvm.Volume, halfMade bool) *Volume {
 	case isMarked(lv):
 		state = Deleted
 	case spec.MakingTag(lv.Tags) != "" && !v.rec.Encrypted || isExtension(lv.Tags) || halfMade:
-		// How far it came is not known.
+		// Its progress is unknown.
 		state = Interrupted
 	}
 	m.warn("volume was not in the journal; adopted from its tags", "volume", lv.Name, "name", ident.Name, "state", string(state))
@@ -88,18 +87,15 @@ func (m *model) adopt(g *Group, lv *lvm.Volume, halfMade bool) *Volume {
 	return v
 }
 
-// isMarked reports whether a logical volume is that of a deleted volume.
 func isMarked(lv *lvm.Volume) bool { return slices.Contains(lv.Tags, spec.TagDeleted) }
 
-// halfMade names the volumes of ours that need no wipe, because they were never handed out:
-// extensions, and the RAID volumes that an lvcreate left when it was killed
-// before it had cleared what becomes RAID's own bookkeeping. Until then that lies
-// bare, in volumes that are shown like any other, and the volume itself is never activated:
-// it was never written to or read from, and it has no device to
-// wipe. LVM removes it, with its components, like any other.
+// halfMade names our volumes that need no wipe, since they were never handed out: extensions, and
+// RAID volumes whose lvcreate was killed before it had cleared RAID's metadata. Until then LVM
+// shows the metadata's volumes (_rmeta_) like any others, and never activates the RAID volume,
+// which therefore has no device to wipe. LVM removes it with its components.
 //
-// Either sign alone is not enough: an administrator can forbid the activation of
-// any volume, and the bookkeeping of a new image of one in use lies bare, too.
+// Neither sign suffices: an administrator can forbid any activation, and the metadata of a new
+// image of a volume in use is visible, too.
 func halfMade(g *lvm.Group) map[string]bool {
 	names := map[string]bool{}
 	for i := range g.Volumes {
@@ -115,21 +111,20 @@ func halfMade(g *lvm.Group) map[string]bool {
 	return names
 }
 
-// Claimed is what is known of a volume whose end of making the journal did not have.
+// Claimed is a volume whose completion the journal did not record.
 type Claimed struct {
-	// Record is what the journal keeps.
+	// Record is the journal's.
 	Record spec.Record
 	// Path is that of the volume's device, or empty.
 	Path string
-	// Making is true of a volume with the tag of what may never have been handed out, and Whole is
-	// false if something is missing of it by its size, or it is not in its pool yet. Unseen is true when the latter
-	// is not known. Thin is true of a thin volume.
+	// Making is true if the volume may never have been handed out, by its tag. Whole is false if it
+	// is smaller than requested, or not in its pool yet; Unseen is true if the latter is unknown.
 	Making, Whole, Unseen, Thin bool
 }
 
-// ClaimUnrecorded claims a volume of Diff.Adopted until SetRecord, MarkDeleted or Release, so that no
-// deletion writes its record meanwhile. It returns false if an operation has the volume: the next
-// start adopts what that leaves.
+// ClaimUnrecorded claims a volume of Diff.Adopted until SetRecord, MarkDeleted or Release, so that
+// no deletion writes its record concurrently. ok is false if an operation has the volume: the next
+// start adopts the result.
 func (v *Volume) ClaimUnrecorded() (c Claimed, ok bool) {
 	m := v.group.m
 	m.lock()

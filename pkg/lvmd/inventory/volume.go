@@ -15,8 +15,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/zeroed"
 )
 
-// Volume is a logical volume of ours: what is known of it, each part a type of its own. Its
-// exported methods may be called at any time, without the lock.
+// Volume is a logical volume of ours. Its exported methods need no lock.
 type Volume struct {
 	recorded
 	lifecycle lifecycle
@@ -26,105 +25,97 @@ type Volume struct {
 	volumeHealth
 	volumeWork
 	tombstone
-	// changed is the generation of what was last published of the volume; removed is
-	// set once that was its removal.
+	// changed is the generation of the last report; removed means that it was the removal.
 	changed uint64
 	removed bool
 }
 
-// recorded is what the journal keeps of the volume, too.
+// recorded is kept by the journal, too.
 type recorded struct{ rec spec.Record }
 
 // volumeScan is the volume as LVM's metadata and the kernel describe it.
 type volumeScan struct {
-	// pool is what a thin volume lies in; nil for others.
+	// pool is nil unless the volume is thin.
 	pool *Pool
-	// extents is its size, and segments in how many segments it lies, at most.
+	// segments is an upper bound.
 	extents, segments int64
-	// layout is how it lies, and on names the UUIDs of its devices where its
-	// group is placed.
-	layout layout.Layout
-	on     []string
-	device lvm.Device
-	// dependents are the logical volumes that depend on it.
+	// on has the UUIDs of its devices, in placed groups.
+	layout     layout.Layout
+	on         []string
+	device     lvm.Device
 	dependents dependents
-	// halfMade is true of what LVM has not finished making, see halfMade.
+	// halfMade: see the function halfMade.
 	halfMade bool
-	// unmade is true of a snapshot that its pool does not have yet, and unseen of one of which a scan
-	// could not see whether its pool has it.
+	// unmade is true of a snapshot that its pool does not have yet, unseen of one that a scan could
+	// not look for in its pool.
 	unmade, unseen bool
-	// tagged is true when LVM shows that the volume's header was made.
+	// tagged is true if LVM's tags show that the volume's LUKS header was made.
 	tagged bool
 	making making
-	// inspected is true once it was asked for, in this run, whether what should be on the volume
-	// is there, with its device if it has one.
+	// inspected is true once this run has checked the volume's contents, on its device if it has
+	// one.
 	inspected bool
 }
 
-// volumeHealth is what is wrong with the volume; all of it is empty when nothing is.
 type volumeHealth struct {
-	// conditions are those that a scan found; raid is what the kernel says of the images of a
-	// RAID volume.
+	// conditions are the last scan's; raid has those of the images, by the kernel.
 	conditions, raid []*lvmdv1.Condition
-	// found is what the node plugin found wrong with what is on the volume.
+	// found has those that the node plugin found on the volume.
 	found []*lvmdv1.Condition
 }
 
-// volumeWork is what is under way with the volume.
 type volumeWork struct {
 	// op is the creation under way, or nil.
 	op *Creation
-	// reservedText is what is reserved of the group's metadata for it.
+	// reservedText is the reserved space in the group's metadata, in bytes.
 	reservedText int64
 	// expansion is the one under way that others can join, or nil.
 	expansion *Expansion
-	// pins counts the snapshots and volumes that are being made of this one.
+	// pins counts the snapshots and volumes being created from this one.
 	pins int
-	// source is set while the volume is made of another one.
+	// source is nil unless the volume is being created from another one.
 	source *source
 	// notZeroed is where a new volume may not hold zeroes.
 	notZeroed zeroed.Set
-	// retryAt delays the next attempt after a failure; failures counts them.
+	// retryAt delays the next attempt; failures counts those that failed in a row.
 	retryAt  time.Time
 	failures int
 }
 
-// tombstone is how far the deletion of a volume is, beside its state.
+// tombstone is the progress of a deletion, apart from the state.
 type tombstone struct {
-	// handle is open from the moment of deletion until the wipe is done. While a step of the wipe is
-	// under way it is nil here, and the step's.
+	// handle is open from the deletion until the end of the wipe. A step of the wipe takes it; it
+	// is nil here meanwhile.
 	handle blockdev.Handle
-	// segmentsFreed is where a wiped volume lies, if that is known to hold zeroes.
+	// segmentsFreed are the segments of a wiped volume, if they hold zeroes.
 	segmentsFreed []lvm.Segment
-	// waitsSince counts the group's chunks up to its own last one, or to its deletion;
-	// zero means that it was not looked at yet.
+	// waitsSince is the group's chunk count after the volume's last chunk, or when NextToWipe first
+	// saw it; zero before that.
 	waitsSince int64
-	// step is set while a step of the wipe is under way, and slow while that waits for its disks.
+	// step is true during a step of the wipe, and slow while that waits for its disks.
 	step, slow bool
-	// disks is one name for the set of disks that the volume lies on, once it was asked for.
+	// disks names the set of disks that the volume lies on; empty until it is known.
 	disks string
 }
 
-// ID is the volume's, and its name in LVM.
+// ID returns the volume's id, which is its name in LVM.
 func (v *recorded) ID() string { return v.rec.ID }
 
-// Ident is what the volume was created as.
+// Ident returns the identity that the volume was created with.
 func (v *recorded) Ident() *spec.Identity { return &v.rec.Ident }
 
-// Group is the volume's.
+// Group returns the volume's group.
 func (v *Volume) Group() *Group { return v.group }
 
-// IsEncrypted reports whether lvmd encrypts the volume, with a key that the kernel
-// keeps. One that its user encrypts is as any other to the kernel.
+// IsEncrypted reports whether lvmd encrypts the volume, with a key in the kernel. A volume that its
+// user encrypts does not count.
 func (v *recorded) IsEncrypted() bool { return v.rec.Ident.Encryption == names.EncryptionEphemeral }
 
-// isBusy reports whether an operation has the volume.
 func (v *Volume) isBusy() bool { return v.op != nil || v.lifecycle.state.isClaim() }
 
-// bytes is the volume's size.
 func (v *Volume) bytes() int64 { return v.extents * v.group.info.ExtentSize }
 
-// takes is how much of the group's extents so many of the volume's take.
+// takes returns the group's extents that the given extents of the volume occupy.
 func (v *volumeScan) takes(extents int64) int64 {
 	if v.pool != nil {
 		return 0
@@ -132,7 +123,7 @@ func (v *volumeScan) takes(extents int64) int64 {
 	return v.layout.Raw(extents)
 }
 
-// takesMore is how many of the group's extents the volume takes by growing.
+// takesMore returns the group's extents that growth by the given extents takes.
 func (v *volumeScan) takesMore(extents int64) int64 {
 	if v.pool != nil {
 		return 0
@@ -140,7 +131,6 @@ func (v *volumeScan) takesMore(extents int64) int64 {
 	return v.layout.RawGrowth(extents)
 }
 
-// reserve reserves the space for a creation, until unreserve.
 func (v *Volume) reserve() {
 	if v.pool != nil {
 		v.pool.creating += v.extents
@@ -152,8 +142,6 @@ func (v *Volume) reserve() {
 	v.group.reservedText += v.reservedText
 }
 
-// unreserve takes back what is reserved for a creation: it was given, or is
-// not needed.
 func (v *Volume) unreserve() {
 	if v.pool != nil {
 		v.pool.creating -= v.extents
@@ -166,7 +154,7 @@ func (v *Volume) unreserve() {
 	v.reservedText = 0
 }
 
-// reserveMore reserves the space for an expansion; a negative number takes it back.
+// reserveMore reserves the space for an expansion; a negative number releases it.
 func (v *Volume) reserveMore(extents int64) {
 	if v.pool != nil {
 		v.pool.expanding += extents
@@ -178,21 +166,19 @@ func (v *Volume) reserveMore(extents int64) {
 	}
 }
 
-// occupy notes in how many segments a volume lies, as the kernel maps it. Where that is
-// not known, what was reserved stays, which is at least as many.
+// occupy sets the number of segments, by the kernel's mapping. If that is unknown, the reserved
+// number stays, which is at least as large.
 func (v *volumeScan) occupy(segments []lvm.Segment, unmapped error) {
 	if unmapped == nil && v.layout.IsLinear() {
 		v.segments = max(1, int64(len(segments)))
 	}
 }
 
-// setDevice notes a volume's device.
 func (v *Volume) setDevice(d lvm.Device) {
 	v.device = d
 	v.conditions = slices.DeleteFunc(slices.Clone(v.conditions), func(c *lvmdv1.Condition) bool { return c.GetType() == conditions.Inactive })
 }
 
-// notEncrypted refuses to make something of an encrypted volume.
 func (v *recorded) notEncrypted(field string) error {
 	if v.rec.Ident.Encryption != "" {
 		return apierror.InvalidField(field, "volume %s is encrypted with a key that nothing else may have: it is neither copied nor snapshotted", v.rec.ID)
@@ -200,7 +186,6 @@ func (v *recorded) notEncrypted(field string) error {
 	return nil
 }
 
-// allConditions are the volume's own conditions and those of its pool, one of each type.
 func (v *Volume) allConditions() []*lvmdv1.Condition {
 	all := slices.Concat(v.conditions, v.raid)
 	if v.pool != nil {
@@ -212,7 +197,7 @@ func (v *Volume) allConditions() []*lvmdv1.Condition {
 	return oneOfEachType(all)
 }
 
-// lookup finds a volume, or a snapshot, by exactly one of id and name. Tombstones are not found.
+// lookup finds a volume, or a snapshot, by exactly one of id and name. It finds no tombstones.
 func (m *model) lookup(id, name string, snapshot bool) (*Volume, error) {
 	notFound := apierror.VolumeNotFound
 	if snapshot {
@@ -240,14 +225,14 @@ func (m *model) lookup(id, name string, snapshot bool) (*Volume, error) {
 	return nil, notFound(id)
 }
 
-// Volume is the volume or snapshot of an id, tombstones included, or nil.
+// Volume returns the volume or snapshot of an id, tombstones included, or nil.
 func (m *Inventory) Volume(id string) *Volume {
 	m.lock()
 	defer m.unlock()
 	return m.volumes[id]
 }
 
-// Record is what is known of a volume that the journal keeps, too.
+// Record returns the volume's record for the journal.
 func (v *Volume) Record() spec.Record {
 	m := v.group.m
 	m.lock()
@@ -255,7 +240,7 @@ func (v *Volume) Record() spec.Record {
 	return v.rec
 }
 
-// LiesIn returns the pool of a thin volume, and whether a volume has legs, of which LVM can split one off.
+// LiesIn returns the pool of a thin volume, and whether the volume has legs that LVM can split off.
 func LiesIn(v *Volume) (pool string, legs bool) {
 	m := v.group.m
 	m.lock()
@@ -266,8 +251,8 @@ func LiesIn(v *Volume) (pool string, legs bool) {
 	return pool, v.layout.IsRAID()
 }
 
-// IsThin reports whether the volume lies in a thin pool. Of a volume that the journal knows, this is
-// not known before the first scan of its group.
+// IsThin reports whether the volume lies in a thin pool. For a volume from the journal it is false
+// before the first scan of the group.
 func (v *Volume) IsThin() bool {
 	m := v.group.m
 	m.lock()
@@ -275,7 +260,7 @@ func (v *Volume) IsThin() bool {
 	return v.pool != nil
 }
 
-// Release takes a volume from the operation that claimed it.
+// Release ends the claim of the volume.
 func (v *Volume) Release() {
 	m := v.group.m
 	m.lock()
@@ -283,7 +268,7 @@ func (v *Volume) Release() {
 	m.enter(v, v.lifecycle.released())
 }
 
-// SetDevice notes a volume's device.
+// SetDevice sets the volume's device.
 func (v *Volume) SetDevice(d lvm.Device) {
 	m := v.group.m
 	m.lock()
@@ -291,7 +276,7 @@ func (v *Volume) SetDevice(d lvm.Device) {
 	v.setDevice(d)
 }
 
-// SetFound replaces what the node plugin found wrong with what is on a volume.
+// SetFound replaces the conditions that the node plugin found on a volume.
 func (m *Inventory) SetFound(id string, found []*lvmdv1.Condition) error {
 	m.lock()
 	defer m.unlock()
@@ -300,16 +285,16 @@ func (m *Inventory) SetFound(id string, found []*lvmdv1.Condition) error {
 		return err
 	}
 	if !sameConditions(v.found, found) {
-		// It is replaced, never written to: watchers may be sending what it was.
+		// Replace the slice: watchers may be sending the old one.
 		v.found = found
 		m.publish(v.group, v)
 	}
 	return nil
 }
 
-// mustBeZeroed reports whether all that a volume shows to its user must be zeroes.
-// A file system shows nothing but what was written to it, as does a key; and classes that are
-// not wiped show what they show.
+// mustBeZeroed reports whether users must read only zeroes from a new volume. File systems and
+// encryption show nothing that was not written through them; classes that do not wipe may show
+// anything.
 func (m *model) mustBeZeroed(i spec.Identity) bool {
 	if !i.Block || i.Encryption != "" {
 		return false
@@ -330,7 +315,7 @@ func (m *Inventory) IsIdle() bool {
 	return true
 }
 
-// TakeHandles returns the open devices of all tombstones, which the caller closes.
+// TakeHandles returns the open devices of all tombstones, for the caller to close.
 func (m *Inventory) TakeHandles() []blockdev.Handle {
 	m.lock()
 	defer m.unlock()

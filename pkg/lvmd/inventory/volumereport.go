@@ -7,7 +7,6 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
 
-// proto is what is reported of a volume.
 func (v *Volume) proto() *lvmdv1.Volume {
 	i := &v.rec.Ident
 	p := &lvmdv1.Volume{

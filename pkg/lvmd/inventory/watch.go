@@ -5,20 +5,19 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
 
-// maxPendingExtra bounds what a slow reader may have pending beyond the
-// number of volumes there are; with more it gets the full state again.
+// maxPendingExtra bounds the pending changes of a slow reader beyond the number of volumes. With
+// more it gets the full state again.
 const maxPendingExtra = 1024
 
-// maxRemovals bounds how many removals are remembered for watchers that resume.
+// maxRemovals bounds the removals remembered for watchers that resume.
 const maxRemovals = 1024
 
-// removal is a volume that is gone, and the generation that reported it.
 type removal struct {
 	id         string
 	generation uint64
 }
 
-// note remembers for watchers that resume that a volume changes with this generation.
+// note records a change in the current generation, for watchers that resume.
 func (m *model) note(v *Volume) {
 	if v.rec.Ident.Snapshot {
 		return
@@ -35,8 +34,8 @@ func (m *model) note(v *Volume) {
 	m.removals = append(m.removals, removal{v.rec.ID, m.generation})
 }
 
-// Watch makes a watcher, to be ended by End. It begins after a generation of this run of lvmd, if
-// what changed since is known, and else with the full state.
+// Watch returns a watcher, to be ended with End. It resumes after a generation of this run of lvmd
+// if the changes since are known, and starts with the full state otherwise.
 func (m *Inventory) Watch(epoch string, generation uint64) *Watcher {
 	m.lock()
 	defer m.unlock()
@@ -64,9 +63,8 @@ func (m *Inventory) Watch(epoch string, generation uint64) *Watcher {
 	return w
 }
 
-// Watcher is one reader of changes. It remembers what changed since the last
-// message, not the changes themselves, so that a slow reader costs no more
-// memory than there are volumes.
+// Watcher is one reader of changes. It records which objects changed, not the changes, so that a
+// slow reader takes no more memory than the number of volumes requires.
 type Watcher struct {
 	m       *model
 	full    bool
@@ -76,7 +74,7 @@ type Watcher struct {
 	wake chan struct{}
 }
 
-// Wake receives when there is something to send, see Next.
+// Wake receives when Next has news.
 func (w *Watcher) Wake() <-chan struct{} { return w.wake }
 
 // End ends the watcher.
@@ -98,7 +96,6 @@ func (w *Watcher) markFull() {
 	w.signal()
 }
 
-// mark remembers changes. total is the number of volumes there are.
 func (w *Watcher) mark(total int, classes []string, volumes []*Volume) {
 	if w.full {
 		return
@@ -124,9 +121,9 @@ func (w *Watcher) signal() {
 	}
 }
 
-// Next makes the message that brings a reader up to date. It takes back the
-// signal of a change that came after the reader woke and is in this message:
-// the reader would wake once more, to send nothing under the same generation.
+// Next returns the message that brings the reader up to date. It drains the signal of a change that
+// came after the reader woke and is in this message, or the reader would wake once more to send
+// nothing under the same generation.
 func (w *Watcher) Next() *lvmdv1.WatchResponse {
 	m := w.m
 	m.lock()

@@ -18,7 +18,7 @@ func TestAChangeThatIsSentDoesNotWakeTheReaderAgain(t *testing.T) {
 
 	v := &Volume{recorded: recorded{spec.Record{ID: "cv1", Phase: spec.Deleting}}}
 	m.publish(nil, v)
-	<-w.wake // the reader wakes for the first change, and meanwhile there is a second
+	<-w.wake // The second change comes after the reader woke for the first.
 	m.publish(nil, v)
 	w.Next()
 	if len(w.wake) != 0 {
@@ -49,7 +49,7 @@ func TestRemovalsAreRememberedForAWhile(t *testing.T) {
 	for i := range maxRemovals + 10 {
 		gone := &Volume{recorded: recorded{spec.Record{ID: fmt.Sprint(i), Phase: spec.Deleting}}}
 		m.publish(nil, gone)
-		m.publish(nil, gone) // Being reported twice takes no more space.
+		m.publish(nil, gone) // A repeated report takes no more space.
 	}
 	if len(m.removals) != maxRemovals {
 		t.Errorf("%d removals are remembered, want %d", len(m.removals), maxRemovals)
