@@ -15,27 +15,25 @@ import (
 )
 
 const (
-	// poolGrace is how long a start waits for the checks of thin pools.
+	// poolGrace bounds the wait of a start for the checks of thin pools.
 	poolGrace = 10 * time.Second
-	// What could not be activated is tried again after a delay that doubles.
+	// The delay after a failed activation doubles each time.
 	firstActivationRetry = 10 * time.Second
 	lastActivationRetry  = 5 * time.Minute
 )
 
-// activator makes the devices of volumes and thin pools.
 type activator struct{ *Groups }
 
-// inactive are volumes that have no device and are to have one.
+// inactive has what lacks a device and should have one.
 type inactive struct {
-	// volumes lie in no thin pool, or in one that is active.
+	// volumes lie in no thin pool, or in an active one.
 	volumes []string
-	// pools are the thin pools without a device, each with those of its volumes that are ours.
+	// pools are without a device, each with our volumes in it.
 	pools map[string][]string
 }
 
 func (i inactive) isEmpty() bool { return len(i.volumes)+len(i.pools) == 0 }
 
-// names are those of all volumes and pools.
 func (i inactive) names() []string {
 	names := slices.Clone(i.volumes)
 	for pool, volumes := range i.pools {
@@ -44,10 +42,8 @@ func (i inactive) names() []string {
 	return names
 }
 
-// inactiveIn finds the volumes of ours, and the thin pools that we have to do with, that
-// have no device and are to have one. Those that an administrator set to be skipped, to
-// repair them for example, are left alone, and so is what lies in such a pool: to activate
-// it would activate the pool.
+// inactiveIn leaves alone what an administrator set to be skipped, to repair it for example, and
+// the volumes of such a pool: activating one would activate the pool.
 func (s activator) inactiveIn(g *lvm.Group) inactive {
 	ours := poolsIn(s.byName[g.Name], g)
 	found := inactive{pools: map[string][]string{}}
@@ -59,7 +55,8 @@ func (s activator) inactiveIn(g *lvm.Group) inactive {
 	for i := range g.Volumes {
 		lv := &g.Volumes[i]
 		pool := g.Volume(lv.Pool)
-		// LVM asks whether a component is to be activated, and waits for the answer.
+		// Skip components that a killed lvcreate left with our tags: LVM would ask whether to
+		// activate one, and wait for the answer.
 		if !spec.AreOurs(lv.Tags) || layout.IsComponent(lv.Name) || lv.Attr.SkipActivation || pool != nil && pool.Attr.SkipActivation {
 			continue
 		}
@@ -80,23 +77,24 @@ func (s activator) lacksPool(group, pool string) bool {
 	return errors.Is(err, lvm.ErrNotFound)
 }
 
-// makeDevices activates those of the inactive volumes of a group that lie in no inactive thin pool,
-// and reports whether there were any. The caller has the group's slot.
+// makeDevices activates found.volumes, and reports whether there were any. The caller has the
+// group's slot.
 func (s activator) makeDevices(ctx context.Context, group string, found inactive) (changed bool) {
 	if len(found.volumes) == 0 {
 		return false
 	}
 	s.Log.Info("activating volumes", "group", group, "volumes", len(found.volumes))
 	if err := s.LVM.Activate(ctx, group, found.volumes); err != nil {
-		// A volume on a missing disk is no reason not to serve the others.
+		// Go on: a volume on a missing disk must not keep the others from service.
 		s.Log.Error("not all volumes could be activated; it will be tried again", "group", group, "error", err)
 	}
 	return true
 }
 
-// poolCheck is the check of a thin pool's metadata, outside the group's slot.
+// poolCheck is the check of a thin pool's metadata, which runs outside the group's slot.
 type poolCheck struct {
-	// ended is closed at the end, when enough and err are written: LVM need not check again, or it failed.
+	// ended is closed after the writes to enough, which means that LVM need not check again, and
+	// err.
 	ended  chan struct{}
 	enough bool
 	err    error
@@ -111,8 +109,8 @@ func (c *poolCheck) hasEnded() bool {
 	}
 }
 
-// beginCheck begins the check of a thin pool, which goes on while the group is changed. It wakes the loop that
-// activates when it ends. Where there can be no such check, LVM's own must do. The caller has the group's slot.
+// beginCheck begins the check of a thin pool; other changes of the group go on meanwhile. Its end
+// wakes ActivateLoop. If the check cannot run, LVM's own must do. The caller has the group's slot.
 func (s activator) beginCheck(g *Group, pool string) *poolCheck {
 	inventory.SetActivation(g.Group, pool, inventory.CheckingMetadata, nil)
 	c := &poolCheck{ended: make(chan struct{})}
@@ -134,15 +132,15 @@ func (s activator) beginCheck(g *Group, pool string) *poolCheck {
 	return c
 }
 
-// makePool activates a thin pool after its check has ended, and the volumes in it that are ours. The pool
-// comes first and alone: where LVM checks it, that takes long. The caller has the group's slot.
+// makePool activates a thin pool after its check, and then our volumes in it. The pool comes first
+// and alone, since LVM's check may take long. The caller has the group's slot.
 func (s activator) makePool(g *Group, pool string, volumes []string, check *poolCheck) {
 	err := check.err
 	if err == nil {
 		inventory.SetActivation(g.Group, pool, inventory.Activating, nil)
 		s.Log.Info("activating a thin pool", "group", g.Name(), "pool", pool, "volumes", len(volumes), "checked", check.enough)
 		if err = s.LVM.ActivatePool(s.Work, g.Name(), pool, check.enough); err != nil {
-			// The command may have been killed in the middle of a change.
+			// The command may have been killed during a change.
 			g.SetSuspect(true)
 		}
 	}
@@ -163,8 +161,8 @@ func (s activator) makePool(g *Group, pool string, volumes []string, check *pool
 	}
 }
 
-// makePoolsAtStart activates those thin pools of which the check ends within poolGrace. The others are left
-// to ActivateLoop, and so are those that LVM must check, which may take long. No other work is done yet.
+// makePoolsAtStart activates the thin pools whose check ends within poolGrace. It leaves the
+// others, and those that LVM must check, to ActivateLoop: no other work begins before it returns.
 func (s activator) makePoolsAtStart(pools map[*Group]inactive) {
 	var beginning sync.WaitGroup
 	for g, found := range pools {
@@ -202,8 +200,8 @@ func (s activator) makePoolsAtStart(pools map[*Group]inactive) {
 	making.Wait()
 }
 
-// ActivateLoop activates what a start left to it, and again what could not be activated, until ctx is done. What
-// an administrator deactivates stays as it is.
+// ActivateLoop activates what a start left to it, and retries failed activations, until ctx is
+// done. It does not activate what an administrator deactivated.
 func (s *Groups) ActivateLoop(ctx context.Context, g *Group) {
 	a := activator{s}
 	var retry time.Time
@@ -216,8 +214,8 @@ func (s *Groups) ActivateLoop(ctx context.Context, g *Group) {
 	}
 }
 
-// activateAgain activates what is to have a device and has none, and reports whether some is left that no check
-// of a thin pool delays. A slow thin pool does not keep the group's slot for another one.
+// activateAgain reports whether anything but thin pools under check still lacks a device. It
+// releases the slot between pools, as each may take long.
 func (s activator) activateAgain(ctx context.Context, g *Group) (left bool) {
 	done, err := s.Acquire(ctx, g)
 	if err != nil {
@@ -241,7 +239,7 @@ func (s activator) activateAgain(ctx context.Context, g *Group) (left bool) {
 		}
 		volumes, waits := found.pools[pool]
 		if !waits {
-			delete(g.checks, pool) // It has a device, or is left alone since.
+			delete(g.checks, pool) // It has a device, or was left alone.
 			continue
 		}
 		if done, err = s.Acquire(ctx, g); err != nil {
@@ -256,17 +254,16 @@ func (s activator) activateAgain(ctx context.Context, g *Group) (left bool) {
 	return left || err != nil
 }
 
-// toActivate is what of a group is still to be activated of what was tried before. The caller has the
-// group's slot.
+// toActivate scans the group for what earlier attempts did not activate. The caller has the group's
+// slot.
 func (s activator) toActivate(g *Group) (inactive, error) {
 	found, err := s.Scan(s.Work, []string{g.Name()})
 	if err != nil || len(found) == 0 {
-		return inactive{}, err // A group that comes back is looked at then.
+		return inactive{}, err // Its return activates it.
 	}
 	return s.stillInactive(g, &found[0]), nil
 }
 
-// stillInactive is what of a scanned group has no device of what was tried before.
 func (s activator) stillInactive(g *Group, found *lvm.Group) inactive {
 	all := s.inactiveIn(found)
 	skip := func(name string) bool { return !slices.Contains(g.owed, name) }
@@ -275,8 +272,8 @@ func (s activator) stillInactive(g *Group, found *lvm.Group) inactive {
 	return all
 }
 
-// activated takes over what an activation came to, and reports whether something that was to be activated
-// has no device, but for thin pools that are checked. The caller has the group's slot.
+// activated updates the inventory after an activation, and reports whether anything but thin pools
+// under check still lacks a device. The caller has the group's slot.
 func (s activator) activated(g *Group) (left bool) {
 	for _, p := range s.Inventory.Pools(g.Group) {
 		if status, err := s.LVM.PoolStatus(g.Name(), p.Name()); err == nil {

@@ -10,11 +10,11 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
 )
 
-// Seeker looks for the groups that are not there, or not with all of their disks.
+// Seeker looks for groups that are missing, or lack disks.
 type Seeker struct{ *Groups }
 
-// Loop looks once in an interval, whatever hides the groups. The kernel reports devices that come, but no
-// system ID that was taken off, and no disk that can be read again.
+// Loop scans at intervals: the kernel reports new devices, but neither the removal of a system ID
+// nor a disk that has become readable again.
 func (s Seeker) Loop(ctx context.Context) {
 	tick := time.NewTicker(s.AwayInterval)
 	defer tick.Stop()
@@ -28,7 +28,7 @@ func (s Seeker) Loop(ctx context.Context) {
 	}
 }
 
-// look scans all groups that are away at once, but for those whose slots are taken, and those that are probed.
+// look scans all missing groups together, except those with a busy slot and those under probe.
 func (s Seeker) look(ctx context.Context) {
 	var names []string
 	for _, name := range slices.Sorted(maps.Keys(s.byName)) {
@@ -55,7 +55,7 @@ func (s Seeker) look(ctx context.Context) {
 		found := slices.DeleteFunc(slices.Clone(all), func(f lvm.Group) bool { return f.Name != name })
 		switch {
 		case failed != nil, cameBack(g.Known().Scanned, found):
-			// A disk that does not answer is one group's only.
+			// One group's unresponsive disk must not fail the others.
 			err = s.Rescan(g)
 			g.Reclaim()
 		case len(found) == 0:

@@ -12,14 +12,14 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
 
-// Change runs one command that changes a group, in its slot, and leaves the inventory true to what
-// came of it. run returns the command's effect when it succeeds, or nil when it had nothing to do.
+// Change runs a command that changes the group, in its slot, and updates the inventory. run returns
+// the command's effect, or nil if it had nothing to do.
 //
-// When the sequence number shows that nothing else happened to the group, no further
-// command is needed; otherwise, and after any failure, the group is scanned.
+// If the sequence number shows no other change, that takes no further command; otherwise, and after
+// any failure, it scans the group.
 //
-// ctx bounds only the wait for the slot. A command that has started runs to
-// its end or its own deadline: half a change is worse than a late one.
+// ctx bounds the wait for the slot only. A command runs to its end or its own deadline: half a
+// change is worse than a late one.
 func (s *Groups) Change(ctx context.Context, g *Group, run func(context.Context) (inventory.Effect, error)) error {
 	done, err := s.Acquire(ctx, g)
 	if err != nil {
@@ -42,8 +42,8 @@ func (s *Groups) ChangeHeld(g *Group, run func(context.Context) (inventory.Effec
 	g.NoteDisks(err)
 	switch {
 	case err != nil:
-		// What is scanned shows what was done; a failed scan leaves the group stale. A command that was
-		// killed may merely have been long: whether LVM answers, the scan shows.
+		// The scan shows the command's effect; if it fails, the group is stale. It also shows
+		// whether LVM answers: a killed command may merely have been long.
 		if scanErr := s.Rescan(g); scanErr != nil {
 			s.Log.Error("scanning after a failed command", "group", g.Name(), "error", scanErr)
 		}
@@ -53,13 +53,13 @@ func (s *Groups) ChangeHeld(g *Group, run func(context.Context) (inventory.Effec
 	}
 	if err := s.rescan(g, effect); err != nil {
 		s.Log.Error("scanning after a change", "group", g.Name(), "error", err)
-		// The command succeeded: its effect counts until a scan says more.
+		// The effect counts until a scan succeeds.
 		change.CommitUnscanned(effect)
 	}
 	return nil
 }
 
-// commit takes over an effect, and reports whether that explains all that happened to the group.
+// commit applies an effect if it explains the group's metadata, and reports whether it did.
 func (s *Groups) commit(g *Group, change inventory.Change, effect inventory.Effect) bool {
 	now, err := s.LVM.Metadata(g.Name())
 	if err != nil {
@@ -82,7 +82,7 @@ func (s *Groups) commit(g *Group, change inventory.Change, effect inventory.Effe
 	return true
 }
 
-// Acquire waits for a group's slot, which release gives back.
+// Acquire waits for the group's slot. It fails while the group is unresponsive.
 func (s *Groups) Acquire(ctx context.Context, g *Group) (release func(), err error) {
 	done, err := g.slot.Acquire(ctx)
 	if err != nil {
@@ -95,13 +95,11 @@ func (s *Groups) Acquire(ctx context.Context, g *Group) (release func(), err err
 	return done, nil
 }
 
-// Rescan makes the inventory's view of a group equal to the disks, and durable what follows from
-// that. The caller has the group's slot. When the scan fails, the group is
-// stale, and the loop that looks for changes tries again.
+// Rescan brings the inventory in line with the disks, and makes the consequences durable. The
+// caller has the group's slot. If the scan fails, the group is stale, and Refresh retries it.
 func (s *Groups) Rescan(g *Group) error { return s.rescan(g, nil) }
 
-// rescan is Rescan after a command, whose effect is taken over in the same instant, if the scan
-// succeeds.
+// rescan applies the effect of a command in the same instant, if the scan succeeds.
 func (s *Groups) rescan(g *Group, after inventory.Effect) error {
 	inventory.BeginScan(g.Group)
 	found, err := s.Scan(s.Work, []string{g.Name()})
@@ -129,13 +127,13 @@ func (s *Groups) rescan(g *Group, after inventory.Effect) error {
 	return s.persist(g, g.ApplyScan(s.read(g, found), after))
 }
 
-// cameBack reports whether a scan found a group, or a disk of it, that is not known:
-// its volumes have no devices when it was away while the machine started.
+// cameBack reports whether a scan found the group, or a disk of it, again. If that was missing at
+// boot, volumes lack their devices.
 func cameBack(known *lvm.Group, found []lvm.Group) bool {
 	return len(found) == 1 && (known == nil || found[0].MissingDevices < known.MissingDevices)
 }
 
-// Load takes over the first scan of all groups, which ends the start.
+// Load applies the first scan of all groups, which ends the start.
 func (s *Groups) Load(found []lvm.Group) error {
 	s.loaded = true
 	diffs := map[*Group]inventory.Diff{}
@@ -156,7 +154,6 @@ func (s *Groups) Load(found []lvm.Group) error {
 	return nil
 }
 
-// read adds to a scan what the disks and the kernel say of a group.
 func (s *Groups) read(g *Group, found []lvm.Group) inventory.Scan {
 	i := slices.IndexFunc(found, func(f lvm.Group) bool { return f.Name == g.Name() })
 	if i < 0 {

@@ -10,11 +10,11 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
 )
 
-// CheckDependents is an error when another logical volume depends on a volume at this moment: the
-// kernel says so at the cost of a system call. Then the group is scanned, for the dependent's name.
-// Of a volume that has no device, what the last scan found is all that is known. Of a leg that was split
-// off a mirror the kernel says nothing, and LVM removes it with the volume: where there are legs, the disks are
-// asked whether the group changed since the last scan. The caller must not have the group's slot.
+// CheckDependents fails if another logical volume depends on v now. It asks the kernel, with a
+// system call, and on a positive answer scans the group for the dependent's name. For an inactive
+// volume it relies on the last scan. The kernel does not see a leg split off a mirror, which LVM
+// removes with the volume: for RAID it also reads whether the group changed since the last scan.
+// The caller must not have the group's slot.
 func CheckDependents(ctx context.Context, s *Groups, v *inventory.Volume) error {
 	g := s.Of(v)
 	has, err := s.LVM.HasDependents(g.Name(), v.ID())
@@ -47,14 +47,14 @@ func hasLegs(v *inventory.Volume) bool {
 	return legs
 }
 
-// changed reports whether the group's metadata on the disks is another than is known.
+// changed reports whether the sequence number on the disks is new.
 func (s *Groups) changed(g *Group) bool {
 	now, err := s.LVM.Metadata(g.Name())
 	return err == nil && now.Seqno != g.Known().Seqno
 }
 
-// CheckLegs is CheckDependents for volumes that are removed next, by a caller that has the group's slot: what
-// else depends on them LVM finds.
+// CheckLegs is CheckDependents for a caller that has the group's slot and removes the volumes next:
+// LVM itself finds all other dependents.
 func (s *Groups) CheckLegs(g *Group, volumes []*inventory.Volume) error {
 	if !slices.ContainsFunc(volumes, hasLegs) || !s.changed(g) {
 		return nil

@@ -10,12 +10,11 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
 )
 
-// openTimeout is for how long a device that another program has open is tried again:
-// udev, where the host runs it, looks into a device for a moment after it
-// appeared or was closed.
+// openTimeout bounds the retries on a busy device: udev, where the host runs it, opens a device for
+// a moment after it appeared or was closed.
 const openTimeout = 500 * time.Millisecond
 
-// Open opens the device that a volume's user has, for lvmd alone.
+// Open opens the device that the volume's user sees, exclusively.
 func (s *Groups) Open(ctx context.Context, v *inventory.Volume) (blockdev.Handle, error) {
 	return retryBusy(ctx, func() (blockdev.Handle, error) {
 		if v.IsEncrypted() {
@@ -25,7 +24,7 @@ func (s *Groups) Open(ctx context.Context, v *inventory.Volume) (blockdev.Handle
 	})
 }
 
-// OpenForeign is Open for a logical volume that is no volume of ours.
+// OpenForeign is Open for a logical volume that is not ours.
 func (s *Groups) OpenForeign(ctx context.Context, g *Group, lv string) (blockdev.Handle, error) {
 	return retryBusy(ctx, func() (blockdev.Handle, error) { return s.LVM.Open(g.Name(), lv) })
 }
@@ -46,7 +45,7 @@ func retryBusy(ctx context.Context, open func() (blockdev.Handle, error)) (block
 	}
 }
 
-// Device asks the kernel for the device that a volume's user has.
+// Device asks the kernel for the device that the volume's user sees.
 func (s *Groups) Device(v *inventory.Volume) (lvm.Device, error) {
 	return deviceOf(s.LVM, v.Group().Name(), v.ID(), v.IsEncrypted())
 }
@@ -60,12 +59,12 @@ func deviceOf(groups lvm.Groups, group, id string, encrypted bool) (lvm.Device, 
 
 type classKey struct{}
 
-// ForClass is a context in which LVM commands count for a device class.
+// ForClass returns a context that attributes LVM commands to a device class.
 func ForClass(ctx context.Context, class string) context.Context {
 	return context.WithValue(ctx, classKey{}, class)
 }
 
-// ForClassOf is ForClass for volumes; those of several classes count for none.
+// ForClassOf is ForClass for volumes; several classes count for none.
 func ForClassOf(ctx context.Context, volumes ...*inventory.Volume) context.Context {
 	class := volumes[0].Ident().Class
 	for _, v := range volumes {
@@ -76,7 +75,7 @@ func ForClassOf(ctx context.Context, volumes ...*inventory.Volume) context.Conte
 	return ForClass(ctx, class)
 }
 
-// ClassOf is the class that LVM commands of a context count for, or empty.
+// ClassOf returns the class of ForClass, or "".
 func ClassOf(ctx context.Context) string {
 	class, _ := ctx.Value(classKey{}).(string)
 	return class

@@ -8,9 +8,9 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
 )
 
-// Disks is one name for the set of disks that volumes of a group lie on, as the kernel's tables say: what
-// waits for one of them waits with others on the same disks. One that is not active, or of which the device
-// has no table, counts as on disks of its own. It reads nothing from the disks.
+// Disks names the set of disks that volumes of a group lie on, by the kernel's tables, without I/O.
+// Volumes with equal names wait for the same disks. A volume without a table counts as on a disk of its
+// own.
 func Disks(l lvm.Groups, volumes ...*inventory.Volume) string {
 	var on []string
 	for _, v := range volumes {

@@ -18,21 +18,15 @@ import (
 )
 
 const (
-	// maxWaiting bounds how many operations may wait for a group's slot. LVM
-	// does a few per second at worst; a caller that would wait for minutes had better
-	// try again.
+	// maxWaiting bounds the operations that wait for a group's slot. LVM does a few per second at
+	// worst: further callers had better retry than wait for minutes.
 	maxWaiting = 1024
-	// slotTimeout bounds the wait of an operation that a caller asked for. Most callers
-	// leave long before; one without a deadline learns in the end that the volume
-	// group is slower than what is asked of it. lvmd's own work waits as long as it
-	// takes.
-	slotTimeout = 10 * time.Minute
-	// probeInterval is how often a group that stopped answering is asked again.
+	// slotTimeout bounds the wait of a caller's operation. Most callers leave long before; it
+	// reports an overloaded group to those without a deadline. lvmd's own work waits without limit.
+	slotTimeout   = 10 * time.Minute
 	probeInterval = 5 * time.Second
-	// awayInterval is how often groups are looked for that are away.
-	awayInterval = time.Minute
-	// pollInterval is how often the groups' sequence numbers are read from the disks.
-	pollInterval = 2 * time.Second
+	awayInterval  = time.Minute
+	pollInterval  = 2 * time.Second
 )
 
 // Options configure Groups. All but the intervals are required.
@@ -41,53 +35,52 @@ type Options struct {
 	Journal   *journal.Journal
 	Inventory *inventory.Inventory
 	Log       *slog.Logger
-	// StateDir is where an administrator accepts other groups.
+	// StateDir has the files with which an administrator accepts other groups.
 	StateDir string
-	// Probe and Inspect look at what is on the volumes that are adopted.
+	// Probe and Inspect examine the contents of adopted volumes.
 	Probe   func(device string) (filesystem.Info, error)
 	Inspect func(device, volume string) (luks.State, error)
 	// Work is the context of commands; it ends with lvmd.
 	Work context.Context
 	// Spawn runs a function in the background, unless lvmd is stopping.
 	Spawn func(func())
-	// Resume continues a creation that a scan found to have been interrupted.
+	// Resume continues an interrupted creation.
 	Resume func(inventory.Admission)
-	// Responding is called when LVM stops or begins to answer for the groups.
+	// Responding is called when LVM stops answering for a group, and when it answers again, with
+	// whether it does for all groups.
 	Responding func(all bool)
 	// Scanned is called after each scan.
 	Scanned func()
-	// The constants are the defaults where these are zero.
+	// Zero means the default of the constants.
 	PollInterval, ProbeInterval, AwayInterval, SlotTimeout, PoolGrace, ActivationRetry time.Duration
 }
 
-// Groups are the volume groups that lvmd serves. Its methods are safe for concurrent use after
-// Configure.
+// Groups are the volume groups that lvmd serves. After Configure, the methods are safe for
+// concurrent use.
 type Groups struct {
 	Options
 	byName map[string]*Group
-	// loaded is true once the groups' first scan was taken over.
+	// loaded is true after Load.
 	loaded bool
-	// excluded is what was last logged of the devices that no scan looks at.
+	// excluded is the last logged description of devices that no scan reads.
 	excluded atomic.Pointer[string]
 }
 
 // Group is a volume group that lvmd serves.
 type Group struct {
 	*inventory.Group
-	// slot is exclusive: its holder runs the commands that change the group.
+	// The slot's holder runs the commands that change the group.
 	slot *fairqueue.Queue
-	// Wipe and Remove wake the loops that wipe and remove tombstones, Look the one that looks
-	// for changes, and Inactive the one that activates what has no device.
+	// Each Signal wakes a loop: Wipe and Remove those for tombstones, Look the one that detects
+	// changes, and Inactive ActivateLoop.
 	Wipe, Remove, Look, Inactive wakeup.Signal
-	// implausible says why the group that the last scan found is refused. It is read and
-	// written in the slot.
+	// implausible is why the last scan's group is refused. The slot guards it.
 	implausible inventory.Refusal
-	// owed names the volumes and pools that were to be activated and had no device. It is read and
-	// written in the slot. checks are those of thin pools that go on, or ended and were not
-	// looked at, by pool. The start has them, and then ActivateLoop.
+	// owed names the volumes and pools that failed to get a device. The slot guards it. checks, by
+	// pool, belong to the start, and then to ActivateLoop alone.
 	owed   []string
 	checks map[string]*poolCheck
-	// late is why a scan at the start did not find out what the group is, or nil. The start alone has it.
+	// late is the error of the group's scan at the start, or nil; only the start uses it.
 	late error
 }
 
@@ -97,10 +90,10 @@ func (g *Group) Reclaim() {
 	g.Remove.Set()
 }
 
-// Queue is how many wait for the group's slot.
+// Queue returns the state of the wait for the group's slot.
 func (g *Group) Queue() fairqueue.State { return g.slot.State() }
 
-// New makes the groups of no configuration yet.
+// New returns Groups without any group, until Configure.
 func New(o Options) *Groups {
 	if o.PollInterval == 0 {
 		o.PollInterval = pollInterval
@@ -123,9 +116,9 @@ func New(o Options) *Groups {
 	return &Groups{Options: o, byName: map[string]*Group{}}
 }
 
-// Configure makes the groups of the first configuration, and returns their names, each once, in
-// the configuration's order. LVM takes only those that the journal, which has their states, and the configuration
-// know. It is called once, before all else.
+// Configure adds the groups of the first configuration, and returns their names once each, in its
+// order. It pins LVM to the groups known by the journal and the configuration. It is called once,
+// before all else.
 func (s *Groups) Configure(c *config.Config, states map[string]journal.Group) (names []string, err error) {
 	identities, err := s.Journal.Identities()
 	if err != nil {
@@ -133,7 +126,7 @@ func (s *Groups) Configure(c *config.Config, states map[string]journal.Group) (n
 	}
 	pins := map[string]lvm.Identity{}
 	for name, state := range states {
-		pins[name] = lvm.Identity{UUID: state.UUID} // An earlier version kept no other.
+		pins[name] = lvm.Identity{UUID: state.UUID} // An earlier version kept no more.
 	}
 	for name, identity := range identities {
 		if identity.UUID != "" {
@@ -148,7 +141,7 @@ func (s *Groups) Configure(c *config.Config, states map[string]journal.Group) (n
 		}
 		names = append(names, g.Name())
 		if listed := inventory.ListedUUIDs(c, g.Name()); len(listed) > 0 && !slices.Contains(listed, pins[g.Name()].UUID) {
-			pins[g.Name()] = lvm.Identity{UUID: listed[0]} // No other is taken before Scan has looked at the list.
+			pins[g.Name()] = lvm.Identity{UUID: listed[0]} // Take no other before Scan has seen the list.
 		}
 	}
 	for name, identity := range pins {
@@ -157,18 +150,17 @@ func (s *Groups) Configure(c *config.Config, states map[string]journal.Group) (n
 	return names, nil
 }
 
-// Named is the group of a name, or nil.
+// Named returns the group of the name, or nil.
 func (s *Groups) Named(name string) *Group { return s.byName[name] }
 
-// Of is the group of a volume.
+// Of returns the volume's group.
 func (s *Groups) Of(v *inventory.Volume) *Group { return s.byName[v.Group().Name()] }
 
-// All are the groups, by name. The map is not to be changed.
+// All returns the groups by name. Callers must not change the map.
 func (s *Groups) All() map[string]*Group { return s.byName }
 
-// Remember stores, in the transaction of another change, what is known to hold zeroes in a
-// group. It is written as late as can be: what is stored is true whenever its
-// sequence number is the group's.
+// Remember stores the group's zeroed space in another change's transaction, as late as possible: it
+// holds true only while the sequence number is the stored one.
 func (s *Groups) Remember(g *Group) func(*journal.Tx) error {
 	return func(tx *journal.Tx) error {
 		r, ok := g.Remember()
@@ -179,7 +171,7 @@ func (s *Groups) Remember(g *Group) func(*journal.Tx) error {
 	}
 }
 
-// RememberAll stores that of every group.
+// RememberAll stores the zeroed space of all groups.
 func (s *Groups) RememberAll() error {
 	return s.Journal.Update(func(tx *journal.Tx) error {
 		for _, g := range s.byName {

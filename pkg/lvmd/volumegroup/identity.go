@@ -14,28 +14,28 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/journal"
 )
 
-// A volume group's name proves nothing: any disk may hold a group of any name. Its UUID proves
-// little, as every user can read it. So a group is known by its UUID and those of its physical volumes,
-// which the journal keeps from when the group was first seen, and with each that is added or taken
-// away. Another group of the name, or one of the UUID on other disks, is not taken for it, and what
-// the journal has of the group's volumes stays, unless one of these is true:
+// A volume group's name proves nothing: any disk may hold a group of that name. Its UUID proves
+// little, since every user can read it. Therefore the journal keeps the UUIDs of the group and of
+// its physical volumes, from the first scan on, and updates them when disks are added or removed.
+// lvmd does not use another group of the name, or one of the UUID on other disks, and keeps the
+// journal's volumes, except in these cases:
 //
-//   - The configuration lists the other group's UUID, and that is not the one which is known.
-//   - lvmd starts, and the journal has no volume of the group, so that none can be lost. While it runs, the
-//     group's disks may be away for a moment.
-//   - The state directory has a file acceptPrefix + UUID, which an administrator made.
+//   - The configuration lists the other group's UUID, which is not the pinned one.
+//   - lvmd starts, and the journal has no volume of the group that could be lost. Later, the group's
+//     disks may be away for a moment only.
+//   - The state directory has a file acceptPrefix + UUID, from an administrator.
 //
-// lvmd itself makes a group in place of one that is known at a start only, too, unless there is
-// a file replacePrefix + UUID: see Kept.
+// Likewise, lvmd makes a new group in place of a known one only at a start, or if the state directory
+// has a file replacePrefix + UUID, see Kept.
 
 const (
 	// acceptPrefix begins the name of a file that accepts another volume group.
 	acceptPrefix = "accept-volume-group-"
-	// replacePrefix begins the name of a file that has lvmd make a group in place of one that is lost.
+	// replacePrefix begins the name of a file that lets lvmd replace a lost group by a new one.
 	replacePrefix = "replace-volume-group-"
 )
 
-// Scan scans groups, and once more when another group of a name is accepted.
+// Scan scans groups, and rescans them if it accepts another group of a name.
 func (s *Groups) Scan(ctx context.Context, names []string) ([]lvm.Group, error) {
 	found, err := s.LVM.Scan(ctx, names)
 	if err != nil {
@@ -70,16 +70,16 @@ func (s *Groups) Scan(ctx context.Context, names []string) ([]lvm.Group, error) 
 	return slices.DeleteFunc(found, func(f lvm.Group) bool { return !s.isPlausible(&f) }), nil
 }
 
-// isPlausible reports whether what was found of a group may be: one whose metadata went back, or in which
-// all of several volumes are gone at once, is not, unless an administrator accepts it.
+// isPlausible rejects older metadata, and the loss of all of several volumes, unless an
+// administrator accepted it.
 func (s *Groups) isPlausible(found *lvm.Group) bool {
 	g, file := s.byName[found.Name], acceptFile(s.StateDir, found.UUID)
 	if found.UUID != g.Known().Pinned.UUID {
-		return true // It was accepted in place of another one, or lvmd makes it in its place.
+		return true // It was accepted, or made, in place of another one.
 	}
 	why := g.Implausible(found)
 	if why == (inventory.Refusal{}) {
-		// It must not accept what happens later.
+		// The file must not accept later problems.
 		_ = os.Remove(file)
 		return true
 	}
@@ -93,7 +93,6 @@ func (s *Groups) isPlausible(found *lvm.Group) bool {
 	return false
 }
 
-// pathsOf are those of the devices of a group that are there.
 func pathsOf(g *lvm.Group) (paths []string) {
 	for _, d := range g.Devices {
 		if !d.Missing {
@@ -103,8 +102,8 @@ func pathsOf(g *lvm.Group) (paths []string) {
 	return paths
 }
 
-// NoteExcluded logs which devices were not looked at because of what they lie on, when these are
-// others than before, and has a condition name those that show the UUID of a group.
+// NoteExcluded logs the devices that no scan reads because of what they lie on, when these changed.
+// Conditions report those that show the UUID of a group.
 func (s *Groups) NoteExcluded() {
 	const most = 20
 	excluded := s.LVM.Excluded()
@@ -127,8 +126,7 @@ func (s *Groups) NoteExcluded() {
 	s.Log.Info("no volume group is looked for on devices that lie on volumes", "count", len(described), "devices", described[:min(most, len(described))])
 }
 
-// acceptable returns which of the groups of a name is to be taken for the one that is not
-// found, or nothing.
+// acceptable returns the UUID of the group to use in place of the missing one, or "".
 func (s *Groups) acceptable(name string, groups []lvm.Other) (uuid string, err error) {
 	if len(groups) == 0 {
 		return "", nil
@@ -136,14 +134,14 @@ func (s *Groups) acceptable(name string, groups []lvm.Other) (uuid string, err e
 	var others []string
 	for _, g := range groups {
 		if len(g.Duplicates) > 0 || g.Foreign != "" {
-			return "", nil // There is nothing to accept: one of the devices must go, or what hides the group.
+			return "", nil // Accepting does not help: a device must go, or what hides the group.
 		}
 		others = append(others, g.UUID)
 	}
 	known := s.byName[name].Known().Pinned.UUID
 	listed := inventory.ListedUUIDs(s.Inventory.Config(), name)
 	isListed := func(uuid string) bool { return slices.Contains(listed, uuid) }
-	// What is listed for long says nothing of the disks that the UUID is on now.
+	// An entry that was listed before says nothing of the disks that show the UUID now.
 	isNewlyListed := func(uuid string) bool { return isListed(uuid) && uuid != known }
 	isAccepted := func(uuid string) bool {
 		_, err := os.Stat(acceptFile(s.StateDir, uuid))
@@ -165,8 +163,7 @@ func (s *Groups) acceptable(name string, groups []lvm.Other) (uuid string, err e
 	return others[0], nil
 }
 
-// volumesOf counts the volumes that the journal has of a group, those that are being deleted among
-// them.
+// volumesOf counts the journal's volumes of a group, tombstones included.
 func volumesOf(j *journal.Journal, name string) (n int, err error) {
 	records, err := j.Volumes()
 	for _, r := range records {
@@ -177,9 +174,9 @@ func volumesOf(j *journal.Journal, name string) (n int, err error) {
 	return n, err
 }
 
-// Kept says why lvmd makes no group in place of one that is not there, or nothing: volumes would be
-// lost, or the group was there since lvmd started, so that its disks may be away for a moment only.
-// givenUp is true when an administrator gave the group up.
+// Kept returns why lvmd must not make another group in place of a missing one, or "": volumes would
+// be lost, or the group was there in this run of lvmd, and its disks may be away for a moment only.
+// givenUp is true if an administrator gave the group up.
 func (s *Groups) Kept(g *Group) (why string, givenUp bool, err error) {
 	known := g.Known()
 	uuid := known.Pinned.UUID
@@ -202,17 +199,15 @@ func (s *Groups) Kept(g *Group) (why string, givenUp bool, err error) {
 	return why, false, nil
 }
 
-// acceptFile is the file in the state directory with which an administrator accepts a group.
 func acceptFile(stateDir, uuid string) string {
 	return filepath.Join(stateDir, acceptPrefix+filepath.Base(uuid))
 }
 
-// replaceFile is the file in the state directory with which an administrator gives up a group.
 func replaceFile(stateDir, uuid string) string {
 	return filepath.Join(stateDir, replacePrefix+filepath.Base(uuid))
 }
 
-// Refusal says why a group is not used that is there, or others of its name are not taken for it.
+// Refusal says why an existing group, or others of its name, are not used.
 func (s *Groups) Refusal(g *Group) inventory.Refusal {
 	if g.implausible != (inventory.Refusal{}) {
 		return g.implausible
@@ -238,7 +233,6 @@ func (s *Groups) Refusal(g *Group) inventory.Refusal {
 	}
 }
 
-// duplicated says why a group is not used of which physical volumes are on several devices.
 func duplicated(name string, duplicates []lvm.Duplicate) string {
 	var copied []string
 	for _, d := range duplicates {
@@ -248,7 +242,6 @@ func duplicated(name string, duplicates []lvm.Duplicate) string {
 		"Nothing is done to either, and what is mounted goes on. Look whether both lead to one disk (lsblk -o +WWN,SERIAL): then run multipathd, or assemble the array that they are members of (mdadm). Else take the copy away, or overwrite it (wipefs)", name, strings.Join(copied, ", and "))
 }
 
-// replaced says why none of other groups of its name is taken for a group.
 func replaced(g *Group, others []lvm.Other, stateDir string) string {
 	name := g.Name()
 	wanted := "no UUID of it is known yet, or is none of volumeGroupUUIDs"
@@ -272,7 +265,7 @@ func replaced(g *Group, others []lvm.Other, stateDir string) string {
 		name, wanted, strings.Join(found, " and "), acceptFile(stateDir, others[0].UUID))
 }
 
-// Unpin forgets which group there was: lvmd makes another in its place.
+// Unpin forgets the group's identity, and lvmd makes another group in its place.
 func (s *Groups) Unpin(g *Group) error {
 	uuid := g.Known().Pinned.UUID
 	if err := s.Journal.PutIdentity(g.Name(), journal.Identity{}); err != nil {

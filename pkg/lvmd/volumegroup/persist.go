@@ -14,7 +14,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
 
-// persist makes durable what a scan found, and begins what follows from it.
+// persist makes the result of a scan durable, and starts the work that follows from it.
 func (s *Groups) persist(g *Group, diff inventory.Diff) error {
 	for _, h := range diff.Closed {
 		_ = h.Close()
@@ -48,39 +48,37 @@ func (s *Groups) persist(g *Group, diff inventory.Diff) error {
 		return err
 	}
 	if diff.WentBack {
-		// The next start would refuse it again, and could take the number, once it is reached
-		// again, for that of what is known to be zero.
+		// Otherwise the next start refuses the group again and, once its sequence number reaches
+		// the old one, takes the stored zeroed space for current.
 		if err := s.Journal.Update(s.Remember(g)); err != nil {
 			return err
 		}
 	}
 	if diff.Pinned || diff.WentBack || len(diff.Vanished) > 0 {
-		// If an administrator accepted that, it is done: see isPlausible. Until then the file is
-		// there, wherever lvmd is killed.
+		// The acceptance has taken effect, see isPlausible; a crash before this keeps the file.
 		_ = os.Remove(acceptFile(s.StateDir, g.Known().Pinned.UUID))
 	}
 	return nil
 }
 
-// contents are what a look at a volume finds of what should be on it.
+// contents is the outcome of examining a volume.
 type contents int
 
 const (
-	// notKnown is of what shows nothing, or cannot be looked at.
+	// notKnown is for a volume that shows nothing, or cannot be read.
 	notKnown contents = iota
 	missing
 	whole
 )
 
-// persistAdopted decides how far a volume had come of which the journal did not know that it is
-// complete. One that is complete is ready, handed out or not: the next request of its name finds it.
-// One that is not is undone while it has the tag of what was never handed out. Without the tag it is
-// damaged, or a version before spec.TagMaking did not come to completing it: it stays, as
-// unfinished, and nothing on it is touched.
+// persistAdopted decides the state of a volume whose completion the journal lacks. A complete one
+// becomes ready, handed out or not: the next request of its name finds it. An incomplete one with
+// the tag of a creation is undone. Without the tag, it is damaged, or from a version before
+// spec.TagMaking that did not complete it: it stays, unfinished and untouched.
 func (s *Groups) persistAdopted(g *Group, v *inventory.Volume) error {
 	c, ok := v.ClaimUnrecorded()
 	if !ok {
-		return nil // Its undoing is journaled.
+		return nil // Its tombstone is in the journal.
 	}
 	rec := c.Record
 	switch found := s.lookAt(c, &rec); {
@@ -91,7 +89,7 @@ func (s *Groups) persistAdopted(g *Group, v *inventory.Volume) error {
 		g.Reclaim()
 		return err
 	case found == notKnown && c.Making:
-		v.Release() // The scan that finds its device looks again, or the next start.
+		v.Release() // Retry when a scan finds its device, or at the next start.
 		return nil
 	case found == missing:
 		rec.Phase = spec.Unfinished
@@ -106,18 +104,18 @@ func (s *Groups) persistAdopted(g *Group, v *inventory.Volume) error {
 	return nil
 }
 
-// lookAt looks for what should be on a volume. It notes in the record that the volume is encrypted.
+// lookAt checks the volume's contents. It sets rec.Encrypted if the volume is encrypted.
 func (s *Options) lookAt(c inventory.Claimed, rec *spec.Record) contents {
 	switch {
 	case !c.Whole:
 		return missing
 	case rec.Ident.Snapshot, rec.Ident.Block && !rec.Ident.IsLUKS():
 		if c.Making && c.Thin && !c.Unseen && (c.Path != "" || rec.Ident.Snapshot) {
-			return whole // It is so since the command that made it, or gave it its size.
+			return whole // One command made or resized it, atomically.
 		}
 		return notKnown
 	case c.Path == "" && rec.Ident.Encryption == names.EncryptionEphemeral && c.Making:
-		return missing // What it may have held is gone with its key.
+		return missing // Any contents were lost with the key.
 	case c.Path == "":
 		return notKnown
 	case rec.Ident.IsLUKS():
@@ -126,8 +124,8 @@ func (s *Options) lookAt(c inventory.Claimed, rec *spec.Record) contents {
 	return s.probeAdopted(rec, c.Path)
 }
 
-// probeAdopted looks for the volume's file system. Each mkfs completes the superblock last, after
-// it has flushed all else.
+// probeAdopted looks for the file system. Each mkfs flushes all else before it completes the
+// superblock.
 func (s *Options) probeAdopted(rec *spec.Record, path string) contents {
 	info, err := s.Probe(path)
 	switch {
@@ -137,7 +135,7 @@ func (s *Options) probeAdopted(rec *spec.Record, path string) contents {
 		s.Log.Error("adopted volume cannot be read", "volume", rec.ID, "error", err)
 		return notKnown
 	case info.UUID != rec.Ident.FSUUID:
-		// Signatures of an earlier use of the disk, or an administrator changed the UUID.
+		// These are signatures of an earlier use of the disk, or an administrator changed the UUID.
 		s.Log.Warn("adopted volume holds another file system than the one it was made with; it is not handed out",
 			"volume", rec.ID, "want", rec.Ident.FSUUID, "is", info.UUID)
 		return missing
@@ -145,8 +143,8 @@ func (s *Options) probeAdopted(rec *spec.Record, path string) contents {
 	return whole
 }
 
-// inspectAdopted is probeAdopted for a volume that its user encrypts. A header shows that a user
-// had it, whatever of it was made; without one it is fit for one.
+// inspectAdopted looks for the header of a volume that its user encrypts. A header proves that a
+// user had the volume; without one the volume is ready for one.
 func (s *Options) inspectAdopted(rec *spec.Record, path string) contents {
 	state, err := s.Inspect(path, rec.ID)
 	switch {
@@ -162,9 +160,9 @@ func (s *Options) inspectAdopted(rec *spec.Record, path string) contents {
 	return notKnown
 }
 
-// warnOfKeys warns of volumes that are gone but for their encrypted devices. LVM
-// removes no volume that has one: it was renamed, and comes back by its name with
-// all that it holds as long as the device is not removed, or it was forced away.
+// warnOfKeys warns of vanished volumes whose encrypted device exists. LVM refuses to remove those:
+// either the volume was renamed, and comes back with its data under its old name while the device
+// exists, or its removal was forced.
 func warnOfKeys(from lvm.Groups, log *slog.Logger, vanished []string) {
 	for _, id := range vanished {
 		if d, err := from.CryptDevice(id); err == nil {

@@ -8,9 +8,8 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
 )
 
-// Refresh scans a group if it may not be what the inventory says: it compares the sequence number
-// on the disks, and the numbers of the volumes' devices, and runs a command only when
-// something changed.
+// Refresh scans a group that may differ from the inventory. It compares the sequence number on the
+// disks, and the volumes' device numbers, without running a command.
 func (s *Groups) Refresh(ctx context.Context, g *Group) {
 	if !s.differs(g) && !s.renumbered(g) {
 		return
@@ -31,36 +30,33 @@ func (s *Groups) Refresh(ctx context.Context, g *Group) {
 	g.Reclaim()
 }
 
-// differs reports whether a group's disks say something else than the inventory.
 func (s *Groups) differs(g *Group) bool {
 	now, err := s.LVM.Metadata(g.Name())
 	return g.Differs(now, err, s.PollInterval, s.ProbeInterval)
 }
 
-// renumbered reports whether a volume of a group has got a device, has lost the one
-// that it had, or has it with another number, or runs again after a scan found it
-// suspended: the metadata says nothing of what an administrator activates or resumes.
-// It asks the kernel once for all volumes, and again for those that need a closer look.
+// renumbered reports whether a volume has got a device, lost it, has another one, or is no longer
+// suspended: the metadata does not show what an administrator activates or resumes. It queries the
+// kernel once for all volumes, and then for candidates.
 func (s *Groups) renumbered(g *Group) bool {
 	numbers, err := s.LVM.Numbers(g.Name())
 	if err != nil {
 		return false
 	}
 	moved, appeared, suspended := g.Renumbered(numbers, s.PollInterval)
-	// LVM suspends a volume for a moment whenever it changes its table: a scan in that
-	// moment must not be the last one.
+	// LVM suspends a volume briefly whenever it changes the table: a scan at that moment must not
+	// be the last one.
 	return moved || slices.ContainsFunc(suspended, func(v *inventory.Volume) bool {
 		d, err := s.Device(v)
 		return err == nil && !d.Suspended
 	}) || slices.ContainsFunc(appeared, func(v *inventory.Volume) bool {
-		// It may have no table, or no right node: a scan would not find it then.
+		// Without a table, or a correct node, a scan would not find it either.
 		_, err := s.Device(v)
 		return err == nil
 	})
 }
 
-// SetUnresponsive notes that LVM does not answer for a group, and has it probed until
-// it does.
+// SetUnresponsive marks LVM as not answering for the group, and probes until it does.
 func (s *Groups) SetUnresponsive(g *Group, cause error) {
 	if s.Work.Err() != nil {
 		g.SetStale()
@@ -74,7 +70,6 @@ func (s *Groups) SetUnresponsive(g *Group, cause error) {
 	s.Spawn(func() { s.probe(s.Work, g) })
 }
 
-// probe scans a group that does not respond again and again until that works.
 func (s *Groups) probe(ctx context.Context, g *Group) {
 	for {
 		select {
@@ -84,7 +79,7 @@ func (s *Groups) probe(ctx context.Context, g *Group) {
 		}
 		done, err := g.slot.Acquire(ctx)
 		if err != nil {
-			continue // Too many wait for the slot: nothing but this probe ends that the group is unresponsive.
+			continue // Never give up when the slot's queue is full: only this probe makes the group responsive again.
 		}
 		err = s.Rescan(g)
 		done()

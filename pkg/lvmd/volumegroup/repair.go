@@ -11,31 +11,28 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
 
-// repairSuspect repairs devices that a command of ours left in the middle of a change
-// when it was killed: a device that is suspended, on which every process waits for
-// ever, and one that has another table than the metadata says, so that I/O fails
-// within the volume, or reaches beyond it, into what others are given. It reports
-// whether it did anything. The caller has the group's slot.
+// repairSuspect repairs devices that a killed command of ours left inconsistent. On a suspended
+// device every process waits forever. With a table that differs from the metadata, I/O fails within
+// the volume, or reaches beyond it into other volumes. The caller has the group's slot.
 //
-// It is done after a command of ours failed and at no other time but at the start:
-// what an administrator does to a device is theirs.
+// It runs only after a command of ours failed, and at the start: an administrator's changes to a
+// device are theirs.
 func (s *Groups) repairSuspect(g *Group, found []lvm.Group) (repaired bool) {
-	if !g.Known().Suspect || len(found) == 0 { // A group that is away is looked at when it comes back.
+	if !g.Known().Suspect || len(found) == 0 { // The return of a missing group checks it.
 		return false
 	}
 	for i := range found {
 		did, err := s.repair(&found[i])
 		repaired = repaired || did
 		if err != nil {
-			return repaired // It is tried again, see inventory.Differs.
+			return repaired // It is retried, see inventory.Differs.
 		}
 	}
 	g.SetSuspect(false)
 	return repaired
 }
 
-// repair repairs what is inconsistent of a scanned group, and reports whether that was
-// anything. It is an error, too, when there may be more.
+// repair also fails if there may be further inconsistent devices.
 func (s *Groups) repair(g *lvm.Group) (repaired bool, err error) {
 	inconsistent, unknown := s.inconsistentIn(g)
 	if unknown != nil {
@@ -52,8 +49,8 @@ func (s *Groups) repair(g *lvm.Group) (repaired bool, err error) {
 	return true, unknown
 }
 
-// inconsistentIn names the volumes of ours, and the thin pools, which our volumes draw
-// from, of which a device is not what the metadata says. With an error, there may be others.
+// inconsistentIn names our volumes, and the thin pools that they use, with a device that differs
+// from the metadata. With an error, the list may be incomplete.
 func (s *Groups) inconsistentIn(g *lvm.Group) ([]string, error) {
 	names, err := s.LVM.Inconsistent(g.Name)
 	if len(names) == 0 {
@@ -70,9 +67,8 @@ func (s *Groups) inconsistentIn(g *lvm.Group) ([]string, error) {
 	return inconsistent, err
 }
 
-// Activate repairs the devices of our volumes at a start, makes them where any lacks one, as
-// after a reboot, and returns the groups as they are then: of those whose thin pools take long to be
-// checked, as they were.
+// Activate repairs and makes the devices of our volumes at a start, as after a reboot. It returns
+// the groups as they are then; those whose thin pools are still being checked are unchanged.
 func (s *Groups) Activate(ctx context.Context, names []string, found []lvm.Group) ([]lvm.Group, error) {
 	a := activator{s}
 	changed, pools := false, map[*Group]inactive{}
@@ -106,8 +102,7 @@ func (s *Groups) Activate(ctx context.Context, names []string, found []lvm.Group
 	return now, nil
 }
 
-// poolsIn names the thin pools of a scanned group that we have to do with: those of our
-// classes, and those that volumes or snapshots of ours lie in.
+// poolsIn names the thin pools of our classes, and those of our volumes and snapshots.
 func poolsIn(known *Group, g *lvm.Group) map[string]bool {
 	pools := known.ClassPools()
 	for i := range g.Volumes {

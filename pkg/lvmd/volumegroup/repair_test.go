@@ -41,7 +41,7 @@ func TestDevicesAreRepairedAfterACommandOfOursFailedAndAtNoOtherTime(t *testing.
 	left("theirs")
 }
 
-// unsure is an LVM of which nothing is known of its devices, so many times.
+// unsure is an LVM that fails to compare devices for the given number of times.
 type unsure struct {
 	*lvmfake.Groups
 	times int

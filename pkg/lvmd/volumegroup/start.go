@@ -8,10 +8,9 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm"
 )
 
-// ScanAtStart is Scan before the groups are loaded. Where LVM does not answer in time, as a disk of one
-// group does not, or fails, as where it cannot read one of all the groups that it sees, each group is scanned by
-// itself. Those for which it does the same then are left out of this scan and all that follow; from Load on
-// they do not respond, and are looked for until they do.
+// ScanAtStart is Scan before Load. If LVM times out, as when a disk does not answer, or fails, as
+// when it cannot read one of the groups, it scans each group alone. Groups that fail then are left
+// out of this scan and later ones; Load marks them unresponsive, to be probed.
 func (s *Groups) ScanAtStart(ctx context.Context, names []string) ([]lvm.Group, error) {
 	names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return s.byName[name].late != nil })
 	found, err := s.Scan(ctx, names)
@@ -35,7 +34,7 @@ func (s *Groups) ScanAtStart(ctx context.Context, names []string) ([]lvm.Group, 
 	return found, nil
 }
 
-// mayBeOfOne reports whether a scan of several groups may have failed because of one of them.
+// mayBeOfOne reports whether one group may have failed a scan of several.
 func mayBeOfOne(err error) bool {
 	var failed *lvm.CommandError
 	return errors.Is(err, lvm.ErrTimedOut) || errors.As(err, &failed) && failed.ExitCode > 0 && !errors.Is(err, lvm.ErrUnavailable)

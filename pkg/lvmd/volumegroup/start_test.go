@@ -10,8 +10,7 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// TestOnlyVolumesAreActivatedAtAStart has what LVM leaves of a RAID volume that it was killed to make: its bookkeeping
-// lies bare, with the volume's tags.
+// The component is left of a RAID volume whose lvcreate was killed, and has the volume's tags.
 func TestOnlyVolumesAreActivatedAtAStart(t *testing.T) {
 	const volume = "cvaaaaaaaaaaaaaaaaaaaaaaaaaa"
 	f := newFixture(t, map[string][]string{volume: named("a"), volume + "_rmeta_0": named("a")})
@@ -28,7 +27,7 @@ func TestOnlyVolumesAreActivatedAtAStart(t *testing.T) {
 	}
 }
 
-// TestAStartThatIsStoppedGoesOnWithoutNoGroup stops the start in a scan, which is killed then as one is that takes too long.
+// The start is stopped during a scan, which is killed as if it took too long.
 func TestAStartThatIsStoppedGoesOnWithoutNoGroup(t *testing.T) {
 	f := newFixture(t, nil)
 	f.start()

@@ -34,27 +34,25 @@ import (
 
 const (
 	extent = 4 << 20
-	// ours is a volume's id.
-	ours = "cvaaaaaaaaaaaaaaaaaaaaaaaaaa"
-	// first is the UUID of the group, and other of another one of its name.
-	first = "first0-0000-0000-0000-0000-0000-000000"
-	other = "other0-0000-0000-0000-0000-0000-000000"
+	ours   = "cvaaaaaaaaaaaaaaaaaaaaaaaaaa"
+	first  = "first0-0000-0000-0000-0000-0000-000000"
+	other  = "other0-0000-0000-0000-0000-0000-000000"
 )
 
-// fixture is the group carve of ten extents on a fake LVM, and lvmd's way to it.
+// fixture has the group carve of ten extents on a fake LVM.
 type fixture struct {
 	*Groups
 	t   *testing.T
 	lvm *lvmfake.Groups
 	g   *Group
-	// found is what a probe finds on a device.
+	// found is the answer of Probe.
 	found filesystem.Info
 
 	mu         sync.Mutex
 	responding []bool
 }
 
-// newFixture makes the group with these logical volumes of two extents, by name with their tags.
+// newFixture creates volumes of two extents, by name with their tags.
 func newFixture(t *testing.T, volumes map[string][]string) *fixture {
 	t.Helper()
 	f := &fixture{t: t, lvm: lvmfake.New()}
@@ -66,7 +64,6 @@ func newFixture(t *testing.T, volumes map[string][]string) *fixture {
 	return f
 }
 
-// create is what lvcreate does.
 func (f *fixture) create(name string, tags ...string) {
 	f.t.Helper()
 	must.Succeed(f.t, f.lvm.Create(f.t.Context(), lvm.CreateOptions{
@@ -74,8 +71,7 @@ func (f *fixture) create(name string, tags ...string) {
 	}))
 }
 
-// start takes over what LVM has, as lvmd does at its start. The configuration lists UUIDs of the
-// group; none is for any.
+// start runs lvmd's start, with uuids as the configured volumeGroupUUIDs.
 func (f *fixture) start(uuids ...string) {
 	f.t.Helper()
 	content := "apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n- {name: local, default: true, volumeGroup: carve"
@@ -116,12 +112,12 @@ func (f *fixture) start(uuids ...string) {
 	must.Succeed(f.t, f.Load(must.Get(f.Scan(f.t.Context(), names))(f.t)))
 }
 
-// named are the tags of a raw volume of ours.
+// named returns the tags of a raw volume of ours.
 func named(name string) []string {
 	return spec.Identity{Name: name, Class: "local", Block: true, Size: spec.Size{Required: 2 * extent}}.Tags()
 }
 
-// wantTrue checks that the inventory has what the disks have.
+// wantTrue checks that the inventory equals the disks.
 func (f *fixture) wantTrue() {
 	f.t.Helper()
 	found := must.Get(f.lvm.Scan(f.t.Context(), []string{"carve"}))(f.t)
@@ -131,7 +127,6 @@ func (f *fixture) wantTrue() {
 func TestAfterAChangeTheInventoryIsTrueAndScannedOnlyWhereItMustBe(t *testing.T) {
 	failed := errors.New("lvchange failed")
 	for name, test := range map[string]struct {
-		// meanwhile happens to the group while the command runs.
 		meanwhile func(*fixture)
 		effect    inventory.Effect
 		err       error
@@ -316,7 +311,7 @@ func TestTheGroupIsNotTakenOnDisksOfWhichNoneIsItsOwn(t *testing.T) {
 			if test.taken != (refusal == "") || !test.taken && (!strings.Contains(refusal, "touch "+accept) || !strings.Contains(refusal, "/dev/fake-carve")) {
 				t.Errorf("the refusal is %q", refusal)
 			}
-			// What is in a condition is in Events.
+			// Conditions are visible in Events.
 			if strings.Contains(refusal, "fake-pv-") || !test.taken && refused.Devices != "fake-pv-carve" {
 				t.Errorf("the refusal is %+v, want the UUID of the group's disk for the log alone", refused)
 			}
@@ -330,7 +325,6 @@ func TestTheGroupIsNotTakenOnDisksOfWhichNoneIsItsOwn(t *testing.T) {
 	}
 }
 
-// identity is what the journal has the group known by.
 func (f *fixture) identity() lvm.Identity {
 	f.t.Helper()
 	return lvm.Identity(must.Get(f.Journal.Identities())(f.t)["carve"])
@@ -460,7 +454,7 @@ func TestAGroupOfWhichADiskAndItsCopyAreThereIsNotTaken(t *testing.T) {
 			f.start()
 			known := f.identity()
 			f.lvm.SetCopied("carve", "/dev/copy")
-			// There is nothing to accept.
+			// A duplicate cannot be accepted.
 			must.Succeed(t, os.WriteFile(filepath.Join(f.StateDir, "accept-volume-group-"+first), nil, 0o600))
 			must.Succeed(t, f.Rescan(f.g))
 			refusal := f.Refusal(f.g)
@@ -524,7 +518,7 @@ func TestAVolumeThatTheJournalDoesNotKnowIsAsFarAsItsDeviceShows(t *testing.T) {
 func TestADeviceThatAnotherProgramHasOpenIsTriedAgainForAMoment(t *testing.T) {
 	broken := errors.New("broken")
 	for name, test := range map[string]struct {
-		// errs are the errors of the attempts; the last one stays.
+		// errs are the errors of the attempts; the last one repeats.
 		errs  []error
 		want  error
 		takes time.Duration
@@ -550,7 +544,7 @@ func TestADeviceThatAnotherProgramHasOpenIsTriedAgainForAMoment(t *testing.T) {
 	}
 }
 
-// TestAProbeThatIsRejectedProbesAgain: nothing else looks whether LVM answers for the group.
+// Only the probe finds out whether LVM answers for the group.
 func TestAProbeThatIsRejectedProbesAgain(t *testing.T) {
 	f := newFixture(t, nil)
 	f.start()
