@@ -1,9 +1,9 @@
-// Package reclaim frees what deleted volumes take: it marks them as deleted in LVM, wipes them and
-// removes them, in the background, for each volume group.
+// Package reclaim frees the space of deleted volumes: it marks them as deleted in LVM, wipes them
+// and removes them, in the background, for each volume group.
 //
-// A deletion is acknowledged once its tombstone is in the journal. No extent is free before it was
-// wiped and the wipe is durable. Wiping never holds a group's exclusive slot. In its turns at that, it
-// also takes off volumes that were handed out the tag that they were made with.
+// A deletion is acknowledged once its tombstone is in the journal. No extent is free before its
+// wipe is durable. Wiping never holds a group's exclusive slot. In the same turns at the slot, the
+// package also removes the tags of creation from volumes that were handed out.
 //
 // Vocabulary
 //

@@ -16,18 +16,17 @@ import (
 )
 
 const (
-	// MaxRemoved bounds how many volumes one command removes: it bounds how long
-	// others wait for the slot, and the command's words: a lasting lvm process
-	// takes some sixty.
+	// MaxRemoved bounds the volumes that one command removes, and so the wait of others for the
+	// slot, and the command's words: a persistent lvm process takes some sixty.
 	MaxRemoved = 54
-	// MaxThinRemoved is MaxRemoved for thin volumes and snapshots, each of which is a message to the
-	// pool between two changes of LVM's metadata: all of them must end within a command's deadline.
+	// MaxThinRemoved is MaxRemoved for thin volumes and snapshots. Each costs a message to the pool
+	// between two commits of LVM, all within the command's deadline.
 	MaxThinRemoved = 8
-	// maxMarked bounds how many volumes one command marks, for the same reasons.
+	// maxMarked bounds the volumes that one command marks, for the same reasons.
 	maxMarked = 50
-	// MaxUntagged bounds how many volumes one command takes tags off, for the same reasons.
+	// MaxUntagged bounds the volumes that one command untags, for the same reasons.
 	MaxUntagged = 50
-	// turnRetry is how long the loop waits when it could not get the group's slot.
+	// turnRetry is the delay after a failure to get the group's slot.
 	turnRetry = 250 * time.Millisecond
 )
 
@@ -38,21 +37,21 @@ type Options struct {
 	Inventory *inventory.Inventory
 	Groups    *volumegroup.Groups
 	Log       *slog.Logger
-	// Crash is called between any two effects, with a name for the place: tests end lvmd's
-	// process run there.
+	// Crash is called between any two effects, with the crash point's name, where tests may kill
+	// lvmd.
 	Crash func(point string)
-	// Checkpoint is how many bytes are wiped between two records of progress; zero is 1 GiB.
+	// Checkpoint is the number of bytes between two records of progress; zero means 1 GiB.
 	Checkpoint int64
-	// SlowAfter is how long a step of a wipe may take before wipes on other disks do not wait for
-	// it; zero is a second.
+	// SlowAfter is the time of a step after which wipes on other disks go ahead; zero means a
+	// second.
 	SlowAfter time.Duration
 }
 
-// Reclaimer marks, wipes and removes deleted volumes. Its methods may be called at the same time
-// for different groups.
+// Reclaimer marks, wipes and removes deleted volumes. Its methods may run concurrently for
+// different groups.
 type Reclaimer struct{ Options }
 
-// New makes a Reclaimer.
+// New returns a Reclaimer.
 func New(o Options) *Reclaimer {
 	if o.Checkpoint == 0 {
 		o.Checkpoint = wipeCheckpoint
@@ -63,10 +62,9 @@ func New(o Options) *Reclaimer {
 
 func (r *Reclaimer) crash(point string) { r.Crash(point) }
 
-// RemoveLoop marks the group's new tombstones, frees the wiped ones, and takes off those volumes
-// that were handed out, and are not provisional, the tags that they were made with, until ctx is done.
-// While it waits for its turn at the group's slot, more of them gather: the busier the group is, the
-// fewer commands there are for each volume.
+// RemoveLoop marks the group's new tombstones, removes the wiped ones, and untags volumes that were
+// handed out and are not provisional, until ctx is done. More of them gather while it waits for the
+// slot, so that a busy group needs fewer commands per volume.
 func (r *Reclaimer) RemoveLoop(ctx context.Context, g *volumegroup.Group) {
 	for ctx.Err() == nil {
 		unmarked, retry := g.NextToMark(1)
@@ -85,8 +83,7 @@ func (r *Reclaimer) RemoveLoop(ctx context.Context, g *volumegroup.Group) {
 	}
 }
 
-// turn removes wiped tombstones, marks new ones and takes off tags, in one turn at the group's slot:
-// none waits until there is no more of the others.
+// turn does some of each kind of work, so that none of them has to wait until the others are done.
 func (r *Reclaimer) turn(ctx context.Context, g *volumegroup.Group) error {
 	removed, untagged, err := r.change(ctx, g)
 	switch {
@@ -98,14 +95,13 @@ func (r *Reclaimer) turn(ctx context.Context, g *volumegroup.Group) error {
 		return nil
 	}
 	if err := r.Journal.RemoveVolumes(IDs(removed), r.Groups.Remember(g)); err != nil {
-		// The next start finds tombstones without volumes, and forgets them.
+		// The next start forgets tombstones without volumes.
 		r.Log.Error("tombstones are left in the journal", "group", g.Name(), "error", err)
 	}
 	return nil
 }
 
-// change runs a turn's commands, and returns what was removed, and whether tags were taken off. It
-// fails when the slot cannot be had; volumes of which a command fails are postponed.
+// change fails only if it does not get the slot; it postpones the volumes of a failed command.
 func (r *Reclaimer) change(ctx context.Context, g *volumegroup.Group) (removed []*inventory.Volume, untagged bool, err error) {
 	done, err := r.Groups.Acquire(ctx, g)
 	if err != nil {
@@ -132,8 +128,7 @@ func (r *Reclaimer) change(ctx context.Context, g *volumegroup.Group) (removed [
 	return removed, untagged, nil
 }
 
-// untag takes off the tags of volumes that were handed out, also of those that may keep them yet. The
-// caller has the group's slot.
+// untag covers volumes that may keep their tags yet, too. The caller has the group's slot.
 func (r *Reclaimer) untag(ctx context.Context, g *volumegroup.Group) bool {
 	batch, tags := inventory.ToUntag(g.Group, nil, MaxUntagged)
 	if len(batch) == 0 {
@@ -153,7 +148,7 @@ func (r *Reclaimer) untag(ctx context.Context, g *volumegroup.Group) bool {
 	return false
 }
 
-// remove frees tombstones. The caller has the group's slot.
+// remove requires the group's slot.
 func (r *Reclaimer) remove(g *volumegroup.Group, batch []*inventory.Volume) error {
 	if err := r.Groups.CheckLegs(g, batch); err != nil {
 		return err
@@ -163,18 +158,16 @@ func (r *Reclaimer) remove(g *volumegroup.Group, batch []*inventory.Volume) erro
 	})
 }
 
-// mark marks tombstones as deleted, and has them wiped. Before anything else is done to a deleted
-// volume it is marked in LVM, too. So a node that loses its
-// journal afterwards goes on with the deletion, and never offers a volume that is partly
-// wiped. The caller of the deletion does not wait for the mark: that would have every deletion wait
-// for the group's exclusive slot, as the caller of mark has it.
+// mark marks tombstones in LVM before anything else happens to them: a node that loses its journal
+// afterwards goes on with the deletion, and never offers a partly wiped volume. The deletion's
+// caller does not wait for it, as it needs the group's slot, which the caller of mark has.
 func (r *Reclaimer) mark(g *volumegroup.Group, batch []*inventory.Volume) error {
-	// What fails may have marked some of them.
+	// A failed command may have marked some.
 	defer g.Wipe.Set()
 	err := r.tag(g, batch)
 	if errors.Is(err, lvm.ErrNoSpace) {
-		// LVM's metadata have the command that wrote them, with the names of all volumes. Where there is no
-		// space for that there is for one of them, and for others once that is removed.
+		// LVM's metadata includes the command line, with the names of all volumes. If it has no
+		// space for that, it may have for one volume, whose removal makes space for others.
 		if batch, _ = g.NextToMark(1); len(batch) == 0 {
 			return nil
 		}
@@ -193,7 +186,7 @@ func (r *Reclaimer) tag(g *volumegroup.Group, batch []*inventory.Volume) error {
 	})
 }
 
-// IDs are those of volumes.
+// IDs returns the ids of volumes.
 func IDs(volumes []*inventory.Volume) []string {
 	ids := make([]string, len(volumes))
 	for i, v := range volumes {

@@ -31,31 +31,30 @@ import (
 
 const (
 	extent = 4 << 20
-	// size is that of each volume, in extents: one chunk and a quarter of one.
+	// size is that of each volume, in extents: one and a quarter chunks.
 	size = 20
 )
 
-// id is that of the volume of a number below 26*26.
+// id supports 26*26 volumes.
 func id(n int) string {
 	return fmt.Sprintf("cv%s%c%c", strings.Repeat("a", 24), 'a'+n/26, 'a'+n%26)
 }
 
-// recorder is a fake LVM that notes what is done to volumes, in order.
+// recorder is a fake LVM that records operations on volumes, in order.
 type recorder struct {
 	*lvmfake.Groups
 	mu  sync.Mutex
 	did []string
-	// refuse, if set, may fail what is done, by its name in did. It is set before use.
+	// refuse may fail an operation, by its name in did. It, longer and bare are set before use.
 	refuse func(what string) error
-	// shorter is by how many bytes devices are shorter that are opened; opens and closes count.
+	// shorter is subtracted from the size of devices at opening.
 	shorter, opens, closes atomic.Int64
-	// longer has volumes lie on one extent more than their devices had when they were opened. It is set before use.
+	// longer adds an extent to the segments of volumes, after their devices were opened.
 	longer bool
-	// bare is the volume whose device has no table. It is set before use.
+	// bare is the volume whose device has no table.
 	bare string
 }
 
-// note notes what is done, and returns the error of it.
 func (r *recorder) note(what string, args ...any) error {
 	r.mu.Lock()
 	r.did = append(r.did, fmt.Sprintf(what, args...))
@@ -114,7 +113,7 @@ func (r *recorder) Mapping(group, volume string) ([]lvm.Segment, error) {
 type handle struct {
 	blockdev.Handle
 	*recorder
-	// size is that of the device when it was opened, as of the kernel's.
+	// As in the kernel, size is the device's at opening.
 	size int64
 }
 
@@ -153,29 +152,25 @@ func (h *handle) Close() error {
 	return h.Handle.Close()
 }
 
-// node is a machine on which lvmd's process may end and begin: it has the group carve with volumes
-// of one class, and a journal.
+// node is a machine with a group, carve, with volumes of one class, and a journal. It outlives
+// lvmd's process runs.
 type node struct {
-	t       *testing.T
-	lvm     *recorder
-	class   string
-	journal *journal.Journal
-	// checkpoint is Options.Checkpoint.
+	t          *testing.T
+	lvm        *recorder
+	class      string
+	journal    *journal.Journal
 	checkpoint int64
-	// slowAfter is Options.SlowAfter.
-	slowAfter time.Duration
-	// groups are those of the last start.
-	groups *volumegroup.Groups
+	slowAfter  time.Duration
+	groups     *volumegroup.Groups
 }
 
-// newNode makes a node with so many volumes, that were made with tags besides those of the
-// identity.
+// newNode creates volumes with the tags of the identity and the given ones.
 func newNode(t *testing.T, volumes int, encryption string, tags ...string) *node {
 	t.Helper()
 	return newNodeOf(t, []int64{int64(volumes) * size}, volumes, encryption, tags...)
 }
 
-// newNodeOf is newNode with disks of so many extents.
+// newNodeOf is newNode for disks of the given numbers of extents.
 func newNodeOf(t *testing.T, disks []int64, volumes int, encryption string, tags ...string) *node {
 	t.Helper()
 	n := &node{t: t, lvm: &recorder{Groups: lvmfake.New()}}
@@ -193,8 +188,8 @@ func newNodeOf(t *testing.T, disks []int64, volumes int, encryption string, tags
 	return n
 }
 
-// start begins a process run in which those volumes are deleted that are not yet. It ends with the
-// test, or when stop is called.
+// start begins a process run, in which it deletes the volumes that are not deleted yet. It ends
+// with the test, or when stop is called.
 func (n *node) start(crash func(m *inventory.Inventory, point string)) (m *inventory.Inventory, stop func()) {
 	n.t.Helper()
 	content := "apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n- {name: local, default: true, volumeGroup: carve" + n.class + "}\n"
@@ -238,7 +233,6 @@ func (n *node) start(crash func(m *inventory.Inventory, point string)) (m *inven
 	return m, stop
 }
 
-// scan scans the group.
 func (n *node) scan() {
 	n.t.Helper()
 	g := n.groups.Named("carve")
@@ -247,7 +241,6 @@ func (n *node) scan() {
 	must.Succeed(n.t, n.groups.Rescan(g))
 }
 
-// reclaimed waits until nothing is left of the volumes.
 func (n *node) reclaimed(m *inventory.Inventory) {
 	n.t.Helper()
 	waittest.Until(n.t, "nothing is left of the volumes", func() bool {
@@ -260,7 +253,7 @@ func (n *node) reclaimed(m *inventory.Inventory) {
 	}
 }
 
-// failing is a function that fails what has the name, so many times.
+// failing fails the first times operations of the name.
 func failing(what string, times int32) func(string) error {
 	var failed atomic.Int32
 	return func(does string) error {
@@ -339,7 +332,7 @@ func TestOneCommandMarksOrRemovesManyVolumesButNotMoreThanItMay(t *testing.T) {
 	}
 }
 
-// gather waits, for a bounded time, until all volumes that are left are wiped.
+// gather waits, for a bounded time, until all remaining volumes are wiped.
 func gather(m *inventory.Inventory) {
 	wiped := func() bool {
 		for _, v := range m.Inspect() {
@@ -394,7 +387,7 @@ func TestWipingGoesOnWhereTheLastCheckpointWas(t *testing.T) {
 	}
 }
 
-// A device may be shorter than its volume when lvextend was killed, until it is repaired.
+// A device may be shorter than its volume after a killed lvextend, until it is repaired.
 func TestADeviceThatIsShorterThanItsVolumeIsNotWipedBeforeItIsRepaired(t *testing.T) {
 	for encryption, header := range map[string][]string{"": nil, names.EncryptionLUKS: {"overwrite 0+16", "sync"}} {
 		n := newNode(t, 1, encryption)
@@ -426,7 +419,7 @@ func TestWhatAVolumeGotAfterItsLastChunkWasWipedIsNotTakenForZero(t *testing.T) 
 	}
 }
 
-// zeroed is how many bytes of the group the journal says are zero.
+// zeroed returns the number of zeroed bytes in the journal.
 func (n *node) zeroed() (bytes int64) {
 	n.t.Helper()
 	for _, edges := range must.Get(n.journal.Groups())(n.t)["carve"].Zeroed {
@@ -437,8 +430,7 @@ func (n *node) zeroed() (bytes int64) {
 	return bytes
 }
 
-// A device that is broken is broken for long: what fails is tried less and less often, and not all
-// the time.
+// A broken device stays broken for long: retry less and less often.
 func TestWhatFailsIsTriedAgainLaterAndLater(t *testing.T) {
 	for _, what := range []string{"tag", "zero", "sync", "remove"} {
 		t.Run(what, func(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// left are the volumes that LVM has.
+// left names the volumes that LVM has.
 func (n *node) left() (names []string) {
 	n.t.Helper()
 	for _, v := range must.Get(n.lvm.Scan(n.t.Context(), []string{"carve"}))(n.t)[0].Volumes {
@@ -21,7 +21,7 @@ func (n *node) left() (names []string) {
 	return names
 }
 
-// hang has the disks of volumes not answer, until answer is called, without which no run of the node
+// hang makes the disks of volumes hang until answer is called, without which no run of the node
 // ends. waiting returns the volumes whose wipe waits.
 func (n *node) hang(hangs func(volume string) bool) (waiting func() []string, answer func()) {
 	var mu sync.Mutex
@@ -43,8 +43,7 @@ func (n *node) hang(hangs func(volume string) bool) (waiting func() []string, an
 	}, sync.OnceFunc(func() { close(answers) })
 }
 
-// TestADiskThatDoesNotAnswerHoldsUpTheWipesOfItsOwnVolumes has two volumes on each of two disks, of which
-// the first one hangs: the others are wiped and removed, and of those on it no extent is given to others.
+// Of two disks with two volumes each, one hangs: no extent on it is given out.
 func TestADiskThatDoesNotAnswerHoldsUpTheWipesOfItsOwnVolumes(t *testing.T) {
 	n := newNodeOf(t, []int64{2 * size, 2 * size}, 4, "")
 	n.slowAfter = time.Millisecond
@@ -69,7 +68,7 @@ func TestADiskThatDoesNotAnswerHoldsUpTheWipesOfItsOwnVolumes(t *testing.T) {
 	n.reclaimed(m)
 }
 
-// TestAVolumeOnNoDiskWaitsForNone has a volume that hangs, and one whose device has no table.
+// One volume hangs, and another one's device has no table.
 func TestAVolumeOnNoDiskWaitsForNone(t *testing.T) {
 	n := newNode(t, 2, "")
 	n.slowAfter, n.lvm.bare = time.Millisecond, id(1)
@@ -87,7 +86,6 @@ func TestAVolumeOnNoDiskWaitsForNone(t *testing.T) {
 	waittest.Until(t, "it is removed", func() bool { return slices.Equal(n.left(), []string{id(0)}) }, func() any { return n.left() })
 }
 
-// TestNotMoreWipesWaitThanMay has more disks that do not answer than wipes may wait.
 func TestNotMoreWipesWaitThanMay(t *testing.T) {
 	const volumes = inventory.MaxSlow + 3
 	n := newNodeOf(t, slices.Repeat([]int64{size}, volumes), volumes, "")
@@ -107,8 +105,7 @@ func TestNotMoreWipesWaitThanMay(t *testing.T) {
 	}
 }
 
-// TestStepKeepsItsDeviceUntilItEnds has a scan lose a tombstone that an administrator renamed, while a step
-// of its wipe waits for the disk.
+// A scan loses a tombstone that an administrator renamed, while a step waits for the disk.
 func TestStepKeepsItsDeviceUntilItEnds(t *testing.T) {
 	n := newNode(t, 1, "")
 	n.checkpoint = WipeChunk

@@ -18,25 +18,21 @@ import (
 )
 
 const (
-	// WipeChunk is wiped at a time, in bytes: small enough that stopping never waits
-	// long for it.
+	// WipeChunk is the size of a step, in bytes: small enough to stop soon.
 	WipeChunk = 64 << 20
-	// wipeCheckpoint is how much is wiped between two records of progress. A
-	// crash repeats at most this much.
+	// wipeCheckpoint bounds the bytes that are wiped again after a crash.
 	wipeCheckpoint = 1 << 30
-	// unmapChunk is how much of a thin volume is given back to its pool at a time: a
-	// multiple of every chunk size, and what the kernel unmaps within a moment.
+	// unmapChunk is the unit of unmapping a thin volume, in bytes: a multiple of every chunk size,
+	// which the kernel unmaps within a moment.
 	unmapChunk = 1 << 30
-	// slowAfter is how long a step may take before others do not wait for it. A chunk takes less on
-	// most disks.
+	// slowAfter exceeds the time of a chunk on most disks.
 	slowAfter = time.Second
 )
 
-// WipeLoop wipes the group's tombstones until ctx is done, chunk by chunk, in the order of
-// inventory.NextToWipe. A class that is at its rate holds up no other class, and a disk that is
-// slow or does not answer no tombstones on other disks: steps are done one at a time, but for
-// those that wait for their disks, of which there is one for each set of disks. It returns when
-// all of them have ended.
+// WipeLoop wipes the group's tombstones chunk by chunk, in the order of inventory.NextToWipe, until
+// ctx is done and all steps have ended. A class at its rate does not delay other classes, and a
+// slow or hanging disk does not delay other disks: steps run one at a time, except that each set of
+// slow disks has one more step waiting.
 func (r *Reclaimer) WipeLoop(ctx context.Context, g *volumegroup.Group) {
 	var steps sync.WaitGroup
 	defer steps.Wait()
@@ -69,7 +65,6 @@ func (r *Reclaimer) WipeLoop(ctx context.Context, g *volumegroup.Group) {
 	}
 }
 
-// step does one step for a tombstone, and ends it.
 func (r *Reclaimer) step(ctx context.Context, g *volumegroup.Group, w inventory.WipeStep) {
 	err := r.wipe(ctx, g, &w)
 	w.Failed = err != nil && ctx.Err() == nil
@@ -78,8 +73,8 @@ func (r *Reclaimer) step(ctx context.Context, g *volumegroup.Group, w inventory.
 	}
 }
 
-// end ends a step, and has the loops look again that wait for what came of it. It returns false, and
-// closes the device, when the volume is gone.
+// end ends a step, and wakes the loops that wait for it. If the volume is gone, it closes the
+// device and returns false.
 func (r *Reclaimer) end(g *volumegroup.Group, w *inventory.WipeStep) (kept bool) {
 	kept, waited := w.End()
 	if !kept {
@@ -95,8 +90,7 @@ func (r *Reclaimer) end(g *volumegroup.Group, w *inventory.WipeStep) (kept bool)
 	return kept
 }
 
-// wipe does one step for a tombstone: open it, or zero a chunk of it, or
-// note that it is done.
+// wipe opens a tombstone, and clears its next chunk.
 func (r *Reclaimer) wipe(ctx context.Context, g *volumegroup.Group, w *inventory.WipeStep) error {
 	if w.Volume.IsEncrypted() && w.Handle == nil {
 		if err := r.LVM.ForgetKey(w.Record.ID); err != nil {
@@ -132,7 +126,7 @@ func (r *Reclaimer) wipe(ctx context.Context, g *volumegroup.Group, w *inventory
 	done := off >= w.Size
 	checkpoint := off/r.Checkpoint > w.Record.Wiped/r.Checkpoint
 	if done || checkpoint {
-		// Zeroes must be on the disk before anything relies on them.
+		// Nothing may rely on zeroes that are not on the disk.
 		if err := w.Handle.Sync(); err != nil {
 			return err
 		}
@@ -148,8 +142,8 @@ func (r *Reclaimer) wipe(ctx context.Context, g *volumegroup.Group, w *inventory
 	return nil
 }
 
-// putProgress makes durable how much of a tombstone is wiped, unless a scan has lost it: an administrator
-// who renamed the volume may write to it, and give it its name back.
+// putProgress records the wiped part of a tombstone, unless a scan has lost it: an administrator
+// who renamed the volume may write to it, and rename it back.
 func (r *Reclaimer) putProgress(w *inventory.WipeStep) error {
 	return r.Journal.PutVolume(w.Record, func(*journal.Tx) error {
 		if r.Inventory.Volume(w.Record.ID) != w.Volume {
@@ -159,7 +153,7 @@ func (r *Reclaimer) putProgress(w *inventory.WipeStep) error {
 	})
 }
 
-// zeroed is where a wiped tombstone lies, if that holds zeroes.
+// zeroed returns the segments of a wiped tombstone if they hold zeroes.
 func (r *Reclaimer) zeroed(g *volumegroup.Group, w *inventory.WipeStep) []lvm.Segment {
 	if w.Record.NotZeroed {
 		return nil
@@ -175,8 +169,8 @@ func (r *Reclaimer) zeroed(g *volumegroup.Group, w *inventory.WipeStep) []lvm.Se
 	return segments
 }
 
-// checkWiped returns an error where a volume that was wiped to a size lies in segments of another: a
-// repair may have lengthened its device since.
+// checkWiped fails if the segments do not have the wiped size: a repair may have lengthened the
+// device.
 func checkWiped(segments []lvm.Segment, size int64) error {
 	var mapped int64
 	for _, s := range segments {
@@ -188,7 +182,6 @@ func checkWiped(segments []lvm.Segment, size int64) error {
 	return nil
 }
 
-// finish hands a tombstone to the removal that needs no wiping, or no more of it.
 func (r *Reclaimer) finish(w *inventory.WipeStep) error {
 	r.close(w)
 	r.crash("delete: wiped")
@@ -206,8 +199,8 @@ func (r *Reclaimer) close(w *inventory.WipeStep) {
 	w.Handle = nil
 }
 
-// clear does to the next chunk what the volume's class wants, and returns how many bytes that were: none
-// where the class is at its rate, and then the next step waits until it may.
+// clear applies the class' wipe mode to the next chunk, and returns its size. It returns zero while
+// the class is at its rate, and sets RetryAt.
 func (r *Reclaimer) clear(w *inventory.WipeStep) (n int64, err error) {
 	off := w.Record.Wiped
 	n = min(int64(WipeChunk), w.Size-off)
@@ -234,11 +227,8 @@ func (r *Reclaimer) clear(w *inventory.WipeStep) (n int64, err error) {
 	}
 }
 
-// open opens a tombstone's device if it is not open, activating the volume when there is none:
-// after a reboot in the middle of a deletion, for example.
-//
-// It fails while another logical volume depends on the tombstone: that may have been made a moment
-// ago.
+// open opens a tombstone's device if need be, and activates the volume if it has none, as after a
+// reboot. It fails if another logical volume, perhaps a new one, depends on the tombstone.
 func (r *Reclaimer) open(ctx context.Context, g *volumegroup.Group, w *inventory.WipeStep) error {
 	if w.Handle == nil {
 		h, err := r.LVM.Open(g.Name(), w.Record.ID)
@@ -264,19 +254,19 @@ func (r *Reclaimer) activate(ctx context.Context, g *volumegroup.Group, id strin
 	}
 	h, err := r.LVM.Open(g.Name(), id)
 	if errors.Is(err, lvm.ErrNotFound) {
-		// Why it has none, a scan may show.
+		// A scan may show why it has none.
 		err = errors.Join(err, r.Groups.Rescan(g))
 	}
 	return h, err
 }
 
-// openWhole opens a tombstone whose device has the size that the volume has.
+// openWhole also checks the device's size.
 func (r *Reclaimer) openWhole(ctx context.Context, g *volumegroup.Group, w *inventory.WipeStep) error {
 	if err := r.open(ctx, g, w); err != nil {
 		return err
 	}
 	if size := w.Handle.Size(); size != w.Size {
-		// Why, a repair and a scan find out. A handle keeps the size that its device had when it was opened.
+		// A repair and a scan follow. A handle keeps the size from when it was opened, so reopen.
 		r.close(w)
 		w.Suspect = true
 		return fmt.Errorf("its device has %s, and the volume has %s", quantity.Bytes(size), quantity.Bytes(w.Size))
@@ -284,9 +274,8 @@ func (r *Reclaimer) openWhole(ctx context.Context, g *volumegroup.Group, w *inve
 	return nil
 }
 
-// eraseHeader overwrites the header of a tombstone that its user encrypted, durably and before
-// anything else is done to it, whatever its class says: without it, what is left cannot be
-// decrypted, with the key or without.
+// eraseHeader overwrites the header of a volume that its user encrypted, durably and first,
+// whatever its class says: without it, the data cannot be decrypted even with the key.
 func (r *Reclaimer) eraseHeader(ctx context.Context, g *volumegroup.Group, w *inventory.WipeStep) error {
 	if err := r.open(ctx, g, w); err != nil {
 		return err
@@ -301,9 +290,9 @@ func (r *Reclaimer) eraseHeader(ctx context.Context, g *volumegroup.Group, w *in
 	return nil
 }
 
-// EraseKey ends what a volume that lvmd encrypts holds, as soon as it is a tombstone. The handle is
-// of its device, or nil, and is closed: what is returned is what is left of it.
-// When it fails, the wipe loop does it.
+// EraseKey makes the data of a volume that lvmd encrypts unreadable as soon as it is a tombstone.
+// It closes h, the encrypted device's handle or nil, and returns nil; for other volumes it returns
+// h. If it fails, WipeLoop retries.
 func (r *Reclaimer) EraseKey(v *inventory.Volume, h blockdev.Handle) blockdev.Handle {
 	if !v.IsEncrypted() {
 		return h
@@ -319,13 +308,13 @@ func (r *Reclaimer) EraseKey(v *inventory.Volume, h blockdev.Handle) blockdev.Ha
 	return nil
 }
 
-// unmap is wipe for thin volumes and snapshots. It gives the next chunk of the volume
-// back to its pool, outside the group's exclusive slot: a command that removes a large volume
-// that is mapped takes longer than a command may, and holds up all classes of its group. There is
-// nothing to wipe: a pool zeroes what it gives to a volume.
+// unmap is wipe for thin volumes and snapshots: it returns the next chunk to the pool. Their pool
+// zeroes blocks that it gives out, so nothing needs a wipe. But removing a large mapped volume with
+// one command may exceed the command's deadline, and would hold the group's slot; this does not
+// need the slot.
 //
-// A snapshot has no device, and is removed as it is. So is a volume that cannot be unmapped: LVM
-// says why, if the removal fails, too.
+// Snapshots, which have no device, are removed as they are. So are volumes that cannot be unmapped:
+// if their removal fails, too, LVM reports why.
 func (r *Reclaimer) unmap(ctx context.Context, g *volumegroup.Group, w *inventory.WipeStep) error {
 	if w.Handle == nil {
 		h, err := r.LVM.Open(g.Name(), w.Record.ID)
