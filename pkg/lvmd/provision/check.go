@@ -12,10 +12,10 @@ import (
 	"github.com/carve-csi/carve/pkg/quantity"
 )
 
-// smallestDevice is the least that is worth a place in a group, in bytes.
+// smallestDevice is the minimum size of a group's disk, in bytes.
 const smallestDevice = 32 << 20
 
-// Refusal says why a selected device is not used.
+// Refusal is the reason why a selected device is not used.
 type Refusal struct {
 	// Kind is one of a few words, for metrics; Message is for people.
 	Kind, Message string
@@ -25,10 +25,10 @@ func refuse(kind, format string, args ...any) *Refusal {
 	return &Refusal{Kind: kind, Message: fmt.Sprintf(format, args...)}
 }
 
-// inUse is the kind of the refusal of a device on which another one lies.
+// inUse is the Kind for a device with another one on it.
 const inUse = "in_use"
 
-// checkDevice returns why a device may not be used, by what the kernel reports of it, or nil.
+// checkDevice judges a device by the kernel's reports; nil means usable.
 func checkDevice(vg *config.VolumeGroup, d *blockdev.Device) *Refusal {
 	switch {
 	case d.ReadOnly:
@@ -45,9 +45,9 @@ func checkDevice(vg *config.VolumeGroup, d *blockdev.Device) *Refusal {
 	return nil
 }
 
-// checkContents returns why a device may not be used, by what is on it, or nil. finish is true when
-// it is a physical volume that an earlier lvmd made for this group, and ended
-// before it joined. overwrite is true when what is on it may be destroyed.
+// checkContents judges a device by its contents; nil means usable. finish is true for a physical
+// volume that an earlier lvmd made for the group but did not add. overwrite allows destroying the
+// contents.
 func checkContents(vg *config.VolumeGroup, d *blockdev.Device, c *lvm.Contents, intents map[string]journal.Device) (finish, overwrite bool, why *Refusal) {
 	listed := slices.ContainsFunc(pathsOf(d), func(p string) bool { return slices.Contains(vg.AllowSignatures, p) })
 	switch {

@@ -20,16 +20,12 @@ const (
 	defaultDataAlignment = 1 << 20
 )
 
-// join does what was planned for a group, nil when there is none yet. The
-// caller has the group's slot, and scans the group when it was changed. What
-// is found on devices, and what fails with one of them, adds to w.refused; an
-// error is about the whole.
-//
-// Each physical volume is an intent in the journal before it is made: one that
-// an lvmd left without a group is known by its UUID, and joins later.
+// join carries out the plan for a group; scanned is nil if the group does not exist. The caller has
+// the group's slot, and scans after a change. Problems of single devices go to w.refused; err
+// concerns the group.
 func (p *Provisioner) join(ctx context.Context, g *group, scanned *lvm.Group, all []blockdev.Device, w *work) (changed bool, err error) {
 	if scanned != nil && (scanned.MissingDevices > 0 || scanned.Exported || scanned.ReadOnly) {
-		return false, nil // LVM would refuse all of it; what ends that is an event
+		return false, nil // LVM would refuse all changes; the end of this is an event
 	}
 	for _, device := range w.grown {
 		p.log.Info("a disk has grown", "group", g.Name, "device", device)
@@ -61,9 +57,9 @@ func (p *Provisioner) join(ctx context.Context, g *group, scanned *lvm.Group, al
 		case errors.Is(err, lvm.ErrTimedOut), errors.Is(err, apierror.ErrNotStored):
 			return changed, err
 		case err != nil:
-			// One bad device does not keep the others out.
+			// One bad device must not keep the others out.
 			p.log.Error("a device cannot be used", "group", g.Name, "device", d.Path, "error", err)
-			// Not before its time, for whatever event: the attempt may have made one.
+			// No event may shorten the delay: the attempt itself may have caused one.
 			e := examination{why: refuse("failed", "%v", err), due: time.Now().Add(p.intervals.Retry), stale: true}
 			w.refused[d.Path], g.examined[identityOf(d)] = e.why, e
 			w.again = wakeup.Earlier(w.again, e.due)
@@ -74,8 +70,8 @@ func (p *Provisioner) join(ctx context.Context, g *group, scanned *lvm.Group, al
 	return changed, nil
 }
 
-// prepare makes a device a physical volume that can join the group, unless it is
-// one. It returns nil when the device is refused.
+// prepare makes a physical volume that can join the group, unless the device is one. It returns nil
+// for a refused device.
 func (p *Provisioner) prepare(ctx context.Context, g *group, d *blockdev.Device, exists bool, w *work, records map[string]journal.Device) (*journal.Device, error) {
 	finish, overwrite, uuid := p.examine(ctx, g, d, w, records)
 	if w.refused[d.Path] != nil {
@@ -93,7 +89,7 @@ func (p *Provisioner) prepare(ctx context.Context, g *group, d *blockdev.Device,
 	}
 	if finish {
 		r := records[uuid]
-		r.Device = d.Path // the kernel may call it otherwise now
+		r.Device = d.Path // the kernel may have renamed it
 		return &r, nil
 	}
 	r, err := p.initDevice(ctx, g, d, overwrite, w.made, records)
@@ -103,8 +99,7 @@ func (p *Provisioner) prepare(ctx context.Context, g *group, d *blockdev.Device,
 	return &r, nil
 }
 
-// examine looks at what is on a device. When it must not be used, it is
-// noted in w.refused, and not looked at again until devices change.
+// examine checks a device's contents. It refuses an unusable one until devices change.
 func (p *Provisioner) examine(ctx context.Context, g *group, d *blockdev.Device, w *work, records map[string]journal.Device) (finish, overwrite bool, uuid string) {
 	c, err := p.devices.Examine(ctx, d.Path)
 	var why *Refusal
@@ -132,8 +127,8 @@ func (p *Provisioner) examine(ctx context.Context, g *group, d *blockdev.Device,
 	return finish, overwrite, uuid
 }
 
-// awaits returns until when a group is not made again, because it was on other
-// disks that may only be late; zero when nothing is in the way.
+// awaits returns the time until which not to make the group, as its former disks may only be late;
+// or zero.
 func (p *Provisioner) awaits(exists bool, records map[string]journal.Device) time.Time {
 	until := p.started.Add(p.intervals.ReturnGrace)
 	if exists || time.Now().After(until) {
@@ -147,8 +142,8 @@ func (p *Provisioner) awaits(exists bool, records map[string]journal.Device) tim
 	return time.Time{}
 }
 
-// confirmJoined notes in the journal which intents were carried out, by what
-// the devices say: an earlier lvmd may have ended in between.
+// confirmJoined ends the intents that the devices' labels show as carried out: an earlier lvmd may
+// have ended before it did so.
 func (p *Provisioner) confirmJoined(g *group, all []blockdev.Device) error {
 	records, err := p.journal.Devices(g.Name)
 	if err != nil {
@@ -169,26 +164,25 @@ func (p *Provisioner) confirmJoined(g *group, all []blockdev.Device) error {
 	return p.journal.PutDevices(joined...)
 }
 
-// madeOn returns the UUIDs of the physical volumes that are there, on devices that no group wants, too.
+// madeOn returns the UUIDs of all physical volumes, also on devices that no group selects.
 func (p *Provisioner) madeOn(all []blockdev.Device) map[string]bool {
 	made := map[string]bool{}
 	for i := range all {
 		if all[i].UserData != "" || all[i].Mapping.LogicalVolume {
 			continue
 		}
-		if label, _ := p.devices.Label(all[i].Path); label.UUID != "" { // One that makes no sense has a UUID, too.
+		if label, _ := p.devices.Label(all[i].Path); label.UUID != "" { // An inconsistent label has a UUID, too.
 			made[label.UUID] = true
 		}
 	}
 	return made
 }
 
-// initDevice makes a device a physical volume that belongs to no group yet.
 func (p *Provisioner) initDevice(ctx context.Context, g *group, d *blockdev.Device, overwrite bool, made map[string]bool, records map[string]journal.Device) (journal.Device, error) {
 	r := journal.Device{UUID: ondisk.NewUUID(), Group: g.Name, Device: d.Path}
 	for _, old := range records {
-		// The intent of an attempt that made nothing: one per device is enough. One that made a physical
-		// volume belongs to that one, whatever the kernel calls its device now.
+		// Reuse an intent that made nothing: a device needs one only. One that made a physical
+		// volume stays with that, whatever the kernel calls the device now.
 		if !old.Joined && old.Device == d.Path && !made[old.UUID] {
 			r = old
 		}
@@ -207,7 +201,6 @@ func (p *Provisioner) initDevice(ctx context.Context, g *group, d *blockdev.Devi
 	return r, err
 }
 
-// joinDevice makes the group of a physical volume, or adds it.
 func (p *Provisioner) joinDevice(ctx context.Context, g *group, r *journal.Device, exists bool, records map[string]journal.Device) error {
 	devices := []string{r.Device}
 	var old []string
@@ -228,7 +221,7 @@ func (p *Provisioner) joinDevice(ctx context.Context, g *group, r *journal.Devic
 		if err := p.devices.CreateGroup(ctx, lvm.GroupOptions{Group: g.Name, Devices: devices, ExtentSize: extent}); err != nil {
 			return err
 		}
-		// What the journal knew of another group of this name is over.
+		// Forget devices of an earlier group of this name.
 		for uuid, other := range records {
 			if other.Joined {
 				old = append(old, uuid)

@@ -13,26 +13,26 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/wakeup"
 )
 
-// work is what there is to do for a group.
+// work is the difference between a group and the configuration.
 type work struct {
-	// grown are devices of the group that are larger than it knows.
+	// grown are devices of the group that have become larger.
 	grown []string
-	// fresh are selected devices that are to be examined.
+	// fresh are selected devices to examine.
 	fresh   []blockdev.Device
 	refused map[string]*Refusal
 	again   time.Time
-	// kept says why no group is made, or is empty, and givenUp whether the one that was there is
-	// not waited for.
+	// kept is why the group must not be made, or empty. With givenUp, it need not await its former
+	// disks.
 	kept    string
 	givenUp bool
-	// made are the UUIDs of physical volumes that are there.
+	// made has the UUIDs of the physical volumes on all devices.
 	made map[string]bool
 }
 
 func (w *work) any() bool { return len(w.grown)+len(w.fresh) > 0 }
 
-// plan compares a group, nil when there is none, with the machine's devices.
-// It opens devices only for reading, and runs nothing.
+// plan compares a group, or nil, with the machine's devices. It opens devices only for reading, and
+// runs no command.
 func (p *Provisioner) plan(g *group, scanned *lvm.Group, all []blockdev.Device, taken map[string]bool) work {
 	w := work{refused: map[string]*Refusal{}}
 	members := map[string]bool{}
@@ -43,7 +43,7 @@ func (p *Provisioner) plan(g *group, scanned *lvm.Group, all []blockdev.Device, 
 				continue
 			}
 			label, err := p.devices.Label(d.Path)
-			// LVM's own idea of the device's size shows that it was looked at.
+			// The size that LVM recorded avoids retries: it changes with each pvresize.
 			if err == nil && label.UUID == d.UUID && label.Size-label.KnownSize >= scanned.ExtentSize &&
 				label.Size-d.DataOffset-d.Extents*scanned.ExtentSize >= scanned.ExtentSize {
 				w.grown = append(w.grown, d.Path)
@@ -89,14 +89,13 @@ func (p *Provisioner) plan(g *group, scanned *lvm.Group, all []blockdev.Device, 
 	return w
 }
 
-// identityOf distinguishes a device from others that had its name before.
+// identityOf distinguishes a device from earlier ones of its name.
 func identityOf(d *blockdev.Device) string {
 	return fmt.Sprintf("%s %d %d", d.Name, d.Sequence, d.Size)
 }
 
-// wants reports whether the configuration selects a device. Logical volumes never
-// are; partitions, and devices made by software, only when they are named
-// without wildcards.
+// wants reports whether the configuration selects a device. It never selects logical volumes, and
+// partitions and software devices only by a name without wildcards.
 func (g *group) wants(d *blockdev.Device) bool {
 	if d.Mapping.LogicalVolume {
 		return false
@@ -110,8 +109,8 @@ func (g *group) wants(d *blockdev.Device) bool {
 	})
 }
 
-// isFullMember reports whether a device says that it belongs to the group, to its
-// end: while LVM does not know the group, there is nothing to do with it.
+// isFullMember reports whether the label assigns all of a device to the group: while LVM does not
+// know the group, it needs no work.
 func (p *Provisioner) isFullMember(g *group, path string) bool {
 	label, err := p.devices.Label(path)
 	return err == nil && label.Group == g.Name && label.Size-label.KnownSize < smallestGrowth

@@ -17,57 +17,50 @@ import (
 )
 
 const (
-	// returnGrace is how long a group's disks may take to appear after lvmd
-	// started, before a group of the same name is made of others.
-	returnGrace = 2 * time.Minute
-	// examineInterval is how often, at most, a device that was refused for what
-	// is on it is looked at again.
+	// returnGrace, examineInterval and retryInterval: see Intervals.
+	returnGrace     = 2 * time.Minute
 	examineInterval = 30 * time.Second
-	// retryInterval is after what time a failed attempt is repeated, and how
-	// often a loop file is looked after.
-	retryInterval = time.Minute
-	// smallestGrowth of a disk is worth a look before its group is known.
+	retryInterval   = time.Minute
+	// smallestGrowth of a disk, in bytes, needs work although its group is unknown.
 	smallestGrowth = 1 << 20
 )
 
-// Intervals are how often, and for how long, things are tried. Zero means the default.
+// Intervals are times between attempts. Zero means the default.
 type Intervals struct {
-	// ReturnGrace is how long a group's disks may take to appear after lvmd started, before a
-	// group of the same name is made of others.
+	// ReturnGrace is how long after lvmd's start a group's disks may appear, before lvmd makes a
+	// group of its name from others.
 	ReturnGrace time.Duration
-	// Examine is how often, at most, a device that was refused for what is on it is looked at
-	// again.
+	// Examine is the minimum time between examinations of a device refused for its contents.
 	Examine time.Duration
-	// Retry is after what time a failed attempt is repeated, and how often a loop file is
-	// looked after.
+	// Retry is the delay after a failed attempt, and between checks of a loop file.
 	Retry time.Duration
 }
 
-// Groups is what provisioning needs of the package that serves the volume groups.
+// Groups is the Provisioner's view of the package that serves the volume groups.
 type Groups interface {
 	// Scanned returns a group as last scanned, or nil while LVM does not know it.
 	Scanned(group string) *lvm.Group
-	// Acquire waits for the group's exclusive slot, which release gives back.
+	// Acquire waits for the group's exclusive slot.
 	Acquire(ctx context.Context, group string) (release func(), err error)
-	// Scan reads a group from the disks; nil means that there is none. It is an error when
-	// another group has the name. The caller has the group's slot, as for the rest.
+	// Scan reads a group from the disks; nil means that none exists. It fails if another group has
+	// the name. For this and the methods below, except Report, the caller has the group's slot.
 	Scan(ctx context.Context, group string) (*lvm.Group, error)
-	// ForgetUUID ends that only the group with the UUID that was seen is taken.
+	// ForgetUUID ends the restriction to the group with the UUID seen before.
 	ForgetUUID(group string) error
-	// Kept says why no group is made in place of one of the name that was there, or is empty.
-	// givenUp is true when an administrator gave that one up, so that it is not waited for.
+	// Kept returns why no other group may be made in place of a missing one, or "". givenUp is true
+	// if an administrator gave that up, so that its disks are not awaited.
 	Kept(group string) (why string, givenUp bool, err error)
-	// MakePools makes the group's thin pools that are not there.
+	// MakePools makes the group's missing thin pools.
 	MakePools(ctx context.Context, group string) error
-	// Changed takes over what an attempt did to a group: changed reports whether it did
-	// anything, and err is how it failed. It returns err, and what else went wrong.
+	// Changed is called after an attempt with its outcome. It returns err, joined with its own
+	// errors.
 	Changed(group string, changed bool, err error) error
-	// Report replaces what is reported of how the group is made. No slot is needed.
+	// Report replaces the reported state of the group.
 	Report(group string, s *State)
 }
 
-// State is how the making of a group stands. It never changes; a nil State is that of a group
-// that lvmd does not make.
+// State is the progress of making a group. It is immutable; nil stands for a group that lvmd does
+// not make.
 type State struct {
 	// Refused has the selected devices that are not used, by path.
 	Refused map[string]*Refusal
@@ -75,7 +68,7 @@ type State struct {
 	Failure string
 }
 
-// Refusals is what was refused, by path.
+// Refusals returns the refused devices, by path.
 func (s *State) Refusals() map[string]*Refusal {
 	if s == nil {
 		return nil
@@ -83,7 +76,7 @@ func (s *State) Refusals() map[string]*Refusal {
 	return s.Refused
 }
 
-// Absence says why the group does not exist yet, to follow what says that it does not.
+// Absence completes the message that the group does not exist.
 func (s *State) Absence() string {
 	if s == nil {
 		return ""
@@ -101,8 +94,8 @@ func (s *State) Absence() string {
 	return ": no selected device can be used: " + strings.Join(why, "; ")
 }
 
-// Provisioner makes and grows the configured groups. AtStart and Run use it one after the
-// other; Wake is safe for concurrent use.
+// Provisioner makes and grows the configured groups. AtStart and Run must not run concurrently;
+// Wake may be called at any time.
 type Provisioner struct {
 	devices lvm.Devices
 	journal *journal.Journal
@@ -112,7 +105,7 @@ type Provisioner struct {
 	started time.Time
 	// loaded is false during the start.
 	loaded bool
-	// next is when the start wants to try again; zero is never.
+	// next is when to retry after the start; zero means never.
 	next      time.Time
 	wake      wakeup.Signal
 	intervals Intervals
@@ -121,13 +114,13 @@ type Provisioner struct {
 // group is a volume group that lvmd makes and grows.
 type group struct {
 	config.VolumeGroup
-	// examined remembers, by device, what was refused for its contents.
+	// examined has devices refused for their contents, by identityOf.
 	examined map[string]examination
 	// loop is the device of the loop file.
 	loop string
-	// poolsDue is set when the group is new and its thin pools are yet to be made.
+	// poolsDue is true while a new group lacks its thin pools.
 	poolsDue bool
-	// logged is what was last logged of each device.
+	// logged is the last logged reason of each device.
 	logged map[string]string
 	// refused is by path. It is replaced, never written to.
 	refused map[string]*Refusal
@@ -135,13 +128,13 @@ type group struct {
 
 type examination struct {
 	why *Refusal
-	// due is when it may be repeated, and stale whether that is of any use:
-	// block devices changed since, or it failed.
+	// due is the earliest time to repeat it, which makes sense only if stale: block devices
+	// changed, or it failed.
 	due   time.Time
 	stale bool
 }
 
-// New makes a provisioner. devices may be nil when no configuration has groups to be made.
+// New returns a Provisioner. devices may be nil if no configuration has groups to make.
 func New(devices lvm.Devices, j *journal.Journal, host Groups, log *slog.Logger, i Intervals) *Provisioner {
 	return &Provisioner{
 		devices: devices, journal: j, host: host, log: log, started: time.Now(), wake: wakeup.New(),
@@ -151,12 +144,11 @@ func New(devices lvm.Devices, j *journal.Journal, host Groups, log *slog.Logger,
 	}
 }
 
-// Wake has the groups looked at soon: block devices came, went or changed.
+// Wake triggers an attempt: block devices came, went or changed.
 func (p *Provisioner) Wake() { p.wake.Set() }
 
-// AtStart makes and grows the configuration's groups before they are loaded. What cannot be made
-// is logged and reported; the other groups are served all the same. Its errors are
-// config.Problems, and that of ctx.
+// AtStart makes and grows the groups before they are loaded. It logs and reports failures, and lets
+// the other groups be served. It returns only config.Problems and the error of ctx.
 func (p *Provisioner) AtStart(ctx context.Context, c *config.Config) error {
 	for i := range c.VolumeGroups {
 		vg := &c.VolumeGroups[i]
@@ -170,8 +162,7 @@ func (p *Provisioner) AtStart(ctx context.Context, c *config.Config) error {
 	return ctx.Err()
 }
 
-// Run makes and grows the groups whenever block devices change, until ctx is done. The groups
-// are loaded by then.
+// Run makes and grows the loaded groups whenever block devices change, until ctx is done.
 func (p *Provisioner) Run(ctx context.Context) {
 	p.loaded = true
 	for next := p.next; p.wake.Wait(ctx, next); {
@@ -182,7 +173,6 @@ func (p *Provisioner) Run(ctx context.Context) {
 	}
 }
 
-// devicesChanged has devices that were refused looked at again.
 func (p *Provisioner) devicesChanged() {
 	for _, g := range p.groups {
 		for key, e := range g.examined {
@@ -192,8 +182,7 @@ func (p *Provisioner) devicesChanged() {
 	}
 }
 
-// attemptAll makes and grows all groups as far as that is possible now, and returns when to try
-// again without being woken; zero means never.
+// attemptAll returns when to retry without being woken; zero means never.
 func (p *Provisioner) attemptAll(ctx context.Context) (next time.Time) {
 	taken := map[string]bool{}
 	for _, g := range p.groups {
@@ -216,8 +205,8 @@ func (p *Provisioner) attemptAll(ctx context.Context) (next time.Time) {
 	return next
 }
 
-// attempt makes or grows one group. taken has the devices that groups before it want, and gets
-// those that this one wants. It returns when to try again.
+// attempt makes or grows one group. taken has the devices that earlier groups select; it adds this
+// group's. again is when to retry.
 func (p *Provisioner) attempt(ctx context.Context, g *group, taken map[string]bool) (again time.Time, err error) {
 	if g.LoopFile != nil {
 		if g.loop, err = p.devices.AttachFile(g.LoopFile.Path, g.LoopFile.Size); err != nil {
@@ -239,8 +228,7 @@ func (p *Provisioner) attempt(ctx context.Context, g *group, taken map[string]bo
 		return again, err
 	}
 	scanned := p.host.Scanned(g.Name)
-	// What was scanned may be old: it is good enough to see that there is nothing to do, which
-	// is the rule.
+	// The scan may be old, but usually suffices to see that nothing is to be done.
 	work := p.plan(g, scanned, all, taken)
 	if scanned == nil {
 		work.fresh = slices.DeleteFunc(work.fresh, func(d blockdev.Device) bool { return p.isFullMember(g, d.Path) })
@@ -253,7 +241,7 @@ func (p *Provisioner) attempt(ctx context.Context, g *group, taken map[string]bo
 	return p.carryOut(ctx, g, all, taken)
 }
 
-// carryOut does for a group, in its exclusive slot, what there is to do.
+// carryOut repeats the plan in the group's slot, and carries it out.
 func (p *Provisioner) carryOut(ctx context.Context, g *group, all []blockdev.Device, taken map[string]bool) (again time.Time, err error) {
 	release, err := p.host.Acquire(ctx, g.Name)
 	if err != nil {
@@ -270,16 +258,15 @@ func (p *Provisioner) carryOut(ctx context.Context, g *group, all []blockdev.Dev
 	g.poolsDue = g.poolsDue || p.loaded && err == nil && scanned == nil && changed
 	if g.poolsDue && err == nil {
 		err = p.host.MakePools(ctx, g.Name)
-		g.poolsDue = false // Those that failed are tried again by others.
+		g.poolsDue = false // The owner of the groups retries those that failed.
 		changed = true
 	}
-	if p.loaded { // Until then, the groups are yet to be scanned for the first time.
+	if p.loaded { // Before, the first scan is still to come.
 		err = p.host.Changed(g.Name, changed, err)
 	}
 	return work.again, err
 }
 
-// noteRefused takes over what was refused, and logs what is new of it.
 func (p *Provisioner) noteRefused(g *group, refused map[string]*Refusal) {
 	for path, why := range refused {
 		if g.logged[path] != why.Message {

@@ -9,19 +9,18 @@ import (
 	"github.com/carve-csi/carve/pkg/blockdev"
 )
 
-// instanceStores are the models of the disks that clouds call local: they hold
-// nothing that outlives the machine.
+// instanceStores are models of ephemeral disks in clouds, which do not outlive the machine.
 var instanceStores = []string{
 	"Amazon EC2 NVMe Instance Storage",
 	"Microsoft NVMe Direct Disk*",
 	"nvme_card", "nvme_card[0-9]*", // Google's; nvme_card-pd is a persistent disk
 }
 
-// byIDDirectory is where udev puts the names that BlockDevice.IDs has.
+// byIDDirectory is where udev puts the names of Device.IDs.
 const byIDDirectory = "/dev/disk/by-id/"
 
-// selects reports whether all conditions of a selector hold for a device.
-// literal is true when the selector names this very device, without wildcards.
+// selects reports whether a device meets all conditions of a selector. literal is true if a name
+// without wildcards selects it.
 func selects(s *config.DeviceSelector, d *blockdev.Device) (ok, literal bool) {
 	matches := func(pattern string, names ...string) bool {
 		return slices.ContainsFunc(names, func(n string) bool {
@@ -43,7 +42,7 @@ func selects(s *config.DeviceSelector, d *blockdev.Device) (ok, literal bool) {
 	return true, exact(s.Path) || exact(s.ByID)
 }
 
-// Filter returns what lvm.Groups.Limit takes for a filter: nil for one that lets all devices pass.
+// Filter returns a filter for lvm.Groups.Limit; nil lets all devices pass.
 func Filter(f config.DeviceFilter) func(*blockdev.Device) bool {
 	if f.IsEmpty() {
 		return nil
@@ -59,7 +58,6 @@ func Filter(f config.DeviceFilter) func(*blockdev.Device) bool {
 	}
 }
 
-// pathsOf are the paths that a configuration may call a device by.
 func pathsOf(d *blockdev.Device) []string {
 	paths := d.Paths()
 	for _, id := range d.IDs {
