@@ -1,12 +1,11 @@
-// Package thinpool makes the thin pools that the configuration names: it decides on their sizes
-// and where they lie, makes them by commands of LVM, and removes what commands that were killed
-// left of them.
+// Package thinpool makes the configured thin pools: it decides their sizes and places, makes them
+// with LVM, and removes the remnants of killed commands.
 //
-// A pool that is there is adopted as it is, if new volumes show nothing of earlier ones in it.
+// It adopts an existing pool as it is, if the pool zeroes new blocks.
 //
-// While LVM makes a pool, the journal has an intent, which says what is left when LVM or lvmd
-// is killed. What becomes a pool has Tag from its first part on.
+// While LVM makes a pool, the journal has an intent, which identifies the remnants if LVM or lvmd
+// is killed. Parts of a pool have Tag from the first on.
 //
-// It runs no command but those of the interface LVM, keeps no state, and knows nothing of the
-// volumes in pools, nor of how pools grow.
+// It runs commands of the interface LVM only, keeps no state, and knows neither the volumes in
+// pools nor how pools are grown.
 package thinpool

@@ -7,37 +7,34 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/layout"
 )
 
-// Pool is what the decision to extend a pool depends on.
+// Pool is the input to the decision whether to extend a pool.
 type Pool struct {
-	// Group is the volume group's name, Total its extents and ExtentSize their size in bytes.
+	// Total is in extents of ExtentSize bytes.
 	Group             string
 	Total, ExtentSize int64
-	// Free is how many extents are free in the group beside what is reserved for operations
-	// and for the class.
+	// Free counts the group's free extents, net of reservations and the class' reserve.
 	Free       int64
 	AutoExtend config.AutoExtend
-	// DataDue and MetadataDue are true when that part is to grow.
+	// DataDue and MetadataDue are true if that part has to grow.
 	DataDue, MetadataDue bool
 	// Extents is the size of the data, and Metadata that of the metadata in bytes.
 	Extents, Metadata          int64
 	DataLayout, MetadataLayout layout.Layout
-	// DataGrowth and MetadataGrowth are by how many extents that part can grow on its
-	// devices. They count only where it is not linear: Free does otherwise.
+	// DataGrowth and MetadataGrowth are how far that part can grow on its devices, in extents. They
+	// matter unless the part is linear, which only Free limits.
 	DataGrowth, MetadataGrowth int64
 }
 
-// Growth is to what a pool is to be extended.
+// Growth is the planned size of a pool.
 type Growth struct {
-	// Extents is the new size of the data, and Metadata that of the metadata in bytes; zero
-	// means that it stays as it is.
+	// Zero means unchanged.
 	Extents, Metadata int64
-	// Stuck says why a part that is to grow cannot, or is empty.
+	// Stuck is why a part that has to grow cannot, or empty.
 	Stuck string
 }
 
-// Grow decides to what a pool is extended: its data by a step of its configuration, its metadata
-// to twice its size, or what there is space for, with the spare that LVM keeps for repairs. What keeps the data from growing
-// does not keep the metadata from it.
+// Grow grows the data by the configured step and doubles the metadata, as far as space permits; the
+// metadata's spare for repairs grows along. The metadata may grow even if the data cannot.
 func (p Pool) Grow() Growth {
 	var g Growth
 	if p.DataDue {
@@ -87,7 +84,7 @@ func (p Pool) growMetadata() (bytes int64, stuck string) {
 	if more <= 0 {
 		return 0, "its metadata is as large as can be"
 	}
-	// The spare grows by as much, and is linear.
+	// The spare, which is linear, grows by as much.
 	units := min(more/size, growth) / l.Unit()
 	units = min(units, p.Free/(l.RawGrowth(l.Unit())+l.Unit()))
 	if units <= 0 {

@@ -14,7 +14,7 @@ import (
 	"github.com/carve-csi/carve/pkg/quantity"
 )
 
-// LVM is what a Maker needs of lvm.Groups.
+// LVM is the part of lvm.Groups that a Maker needs.
 type LVM interface {
 	Scan(ctx context.Context, groups []string) ([]lvm.Group, error)
 	Create(ctx context.Context, o lvm.CreateOptions) error
@@ -23,28 +23,25 @@ type LVM interface {
 	Remove(ctx context.Context, group string, volumes []string) error
 }
 
-// Maker makes thin pools. Its methods may be called at the same time for different groups; the
-// caller has the exclusive slots of the groups.
+// Maker makes thin pools. Its methods may run concurrently for different groups. The caller has the
+// slots of the groups.
 type Maker struct {
 	lvm     LVM
 	journal *journal.Journal
 	log     *slog.Logger
-	// report takes why a pool could not be made; nil is that it is there.
-	report func(group, pool string, err error)
-	// crash is called between any two effects, with a name for the place: tests end lvmd's
-	// process run there.
-	crash func(point string)
+	report  func(group, pool string, err error)
+	crash   func(point string)
 }
 
-// New makes a Maker. report takes of each pool why it could not be made, or nil when it is
-// there. crash is called between any two effects, with a name for the place.
+// New returns a Maker. report gets each pool's error, or nil if the pool exists. crash is called
+// between any two effects, with the crash point's name, where tests may kill lvmd.
 func New(l LVM, j *journal.Journal, log *slog.Logger, report func(group, pool string, err error), crash func(point string)) *Maker {
 	return &Maker{lvm: l, journal: j, log: log, report: report, crash: crash}
 }
 
-// MakeAtStart makes the pools of all groups, found as scanned, and returns the groups as they are
-// then. A pool that cannot be made, or cannot be used as it is, is no error: it is a condition of its
-// class, and is tried again later, while the other classes of the node are served.
+// MakeAtStart makes the missing pools of all groups, found as scanned, and returns the groups
+// afterwards. A pool that cannot be made, or used as it is, is no error: its class gets a
+// condition, lvmd retries later, and serves the other classes.
 func (m *Maker) MakeAtStart(ctx context.Context, c *config.Config, names []string, found []lvm.Group) ([]lvm.Group, error) {
 	found, err := m.makeAll(ctx, c, names, found)
 	if err == nil || ctx.Err() != nil {
@@ -54,7 +51,7 @@ func (m *Maker) MakeAtStart(ctx context.Context, c *config.Config, names []strin
 	if found, err = m.lvm.Scan(ctx, names); err != nil {
 		return nil, fmt.Errorf("scanning after a thin pool could not be made: %w", err)
 	}
-	// What is left of them can be distinguished from what others make only before they do.
+	// Clear remnants now: after others changed the group, they cannot be identified.
 	found, uncleared, err := m.clearRemnants(ctx, c, names, found)
 	for pool, err := range uncleared {
 		m.log.Error("what is left of a thin pool cannot be removed; it will be tried again", "pool", pool, "error", err)
@@ -62,7 +59,7 @@ func (m *Maker) MakeAtStart(ctx context.Context, c *config.Config, names []strin
 	return found, err
 }
 
-// Make makes the thin pools of one group that are not there. The caller has the group's slot.
+// Make makes the missing thin pools of one group. The caller has the group's slot.
 func (m *Maker) Make(ctx context.Context, c *config.Config, group string) error {
 	names := []string{group}
 	found, err := m.lvm.Scan(ctx, names)
@@ -72,7 +69,7 @@ func (m *Maker) Make(ctx context.Context, c *config.Config, group string) error 
 	if _, err = m.makeAll(ctx, c, names, found); err == nil {
 		return nil
 	}
-	// What is left of them can be distinguished from what others make only before they do.
+	// Clear remnants now: after others changed the group, they cannot be identified.
 	if found, scanErr := m.lvm.Scan(ctx, names); scanErr == nil {
 		_, uncleared, scanErr := m.clearRemnants(ctx, c, names, found)
 		err = errors.Join(append(slices.Collect(maps.Values(uncleared)), err, scanErr)...)
@@ -80,9 +77,8 @@ func (m *Maker) Make(ctx context.Context, c *config.Config, group string) error 
 	return err
 }
 
-// makeAll makes the thin pools that the configuration names and that are not
-// there, adopts the others, and returns the groups as they are then. One that
-// cannot be made does not keep the others from it.
+// makeAll makes the missing pools, checks the others, and returns the groups afterwards. It goes on
+// after a pool that fails.
 func (m *Maker) makeAll(ctx context.Context, c *config.Config, names []string, found []lvm.Group) ([]lvm.Group, error) {
 	found, uncleared, err := m.clearRemnants(ctx, c, names, found)
 	if err != nil {
@@ -110,7 +106,7 @@ func (m *Maker) makeAll(ctx context.Context, c *config.Config, names []string, f
 			if !changed {
 				continue
 			}
-			// The next pool takes what this one leaves.
+			// The next pool's size depends on what this one left.
 			if found, err = m.lvm.Scan(ctx, names); err != nil {
 				return nil, fmt.Errorf("scanning after thin pool %q was made: %w", dc.Thin.Pool, err)
 			}
@@ -119,8 +115,8 @@ func (m *Maker) makeAll(ctx context.Context, c *config.Config, names []string, f
 	return found, errors.Join(failed...)
 }
 
-// makeOne makes a class' pool in a group, or checks the one that is there. It reports
-// whether the group may have changed, also with an error.
+// makeOne makes a pool, or checks the existing one. changed is true if the group may have changed,
+// also with an error.
 func (m *Maker) makeOne(ctx context.Context, dc *config.DeviceClass, g *lvm.Group) (changed bool, err error) {
 	t := dc.Thin
 	if lv := g.Volume(t.Pool); lv != nil {
@@ -162,14 +158,12 @@ func (m *Maker) makeOne(ctx context.Context, dc *config.DeviceClass, g *lvm.Grou
 	return true, nil
 }
 
-// createLinear makes a linear pool, which is one command.
 func (m *Maker) createLinear(ctx context.Context, _ *config.ThinPool, o lvm.PoolOptions, g *lvm.Group) error {
 	return m.withIntent(intend(o, g), func() error { return m.lvm.CreatePool(ctx, o) })
 }
 
-// createLaidOut makes a pool of another layout: a volume for its data, one for its
-// metadata, and then the pool of both. What is left of it when lvmd or LVM is killed in
-// between has our tag, see remnants.
+// createLaidOut makes a pool that is not linear: first volumes for its data and metadata, then the
+// pool of both. Remnants of a kill in between have our tag, see remnants.
 func (m *Maker) createLaidOut(ctx context.Context, t *config.ThinPool, o lvm.PoolOptions, g *lvm.Group) error {
 	data, metadata, fits := place(t, o, g)
 	if !fits {
@@ -199,7 +193,6 @@ func (m *Maker) createLaidOut(ctx context.Context, t *config.ThinPool, o lvm.Poo
 	return m.withIntent(intend(o, &found[0]), func() error { return m.lvm.MakePool(ctx, o, metadataName(o.Pool)) })
 }
 
-// withIntent makes a pool while the journal says so.
 func (m *Maker) withIntent(intent *journal.PoolIntent, create func() error) error {
 	if err := m.journal.PutPoolIntent(intent); err != nil {
 		return err
@@ -212,7 +205,7 @@ func (m *Maker) withIntent(intent *journal.PoolIntent, create func() error) erro
 	return nil
 }
 
-// endIntent removes an intent that was carried out, or of which nothing is left; nil is none.
+// endIntent removes an intent that was carried out, or left no remnants; nil means none.
 func (m *Maker) endIntent(intent *journal.PoolIntent) {
 	if intent == nil {
 		return

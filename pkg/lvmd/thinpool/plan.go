@@ -13,22 +13,20 @@ import (
 )
 
 const (
-	// manyChunksMetadata is the metadata from which on larger chunks are used. A new chunk
-	// is zeroed when a part of it is written: small ones cost least.
+	// manyChunksMetadata, in bytes, is the size of the metadata above which to use larger chunks. A
+	// small chunk costs least: a write to a part of a new one zeroes all of it.
 	manyChunksMetadata = 128 << 20
-	// chunkMetadata is what a chunk's mapping takes of the metadata, as LVM
-	// reckons.
+	// chunkMetadata is LVM's estimate of a chunk's mapping, in bytes.
 	chunkMetadata = 64
 	// minMetadata and maxMetadata are LVM's bounds.
 	minMetadata = 2 << 20
-	// poolRetry is after what time a pool that could not be made is tried again.
+	// poolRetry is the delay after a failure to make a pool.
 	poolRetry   = time.Minute
 	maxMetadata = 15<<30 + 800<<20
 )
 
-// options are the sizes of a pool that is made. A percentage is of what the group can
-// hold in the pool's layout, and includes the metadata and its spare; bytes are those of the
-// data.
+// options computes the sizes of a new pool. A percentage refers to the group's capacity in the
+// pool's layout, metadata and spare included; a size in bytes is the data's.
 func options(t *config.ThinPool, g *lvm.Group) lvm.PoolOptions {
 	whole, unit, l := g.Extents, int64(1), dataLayout(t, g)
 	if !l.IsLinear() {
@@ -60,22 +58,22 @@ func options(t *config.ThinPool, g *lvm.Group) lvm.PoolOptions {
 	if t.Size.Percent < 100 || l.IsLinear() {
 		return o
 	}
-	// The metadata may lie on other devices than the data leaves free.
+	// The data may leave no device with enough space for the metadata.
 	for _, _, fits := place(t, o, g); !fits && o.Extents > 0; _, _, fits = place(t, o, g) {
 		o.Extents -= unit
 	}
 	return o
 }
 
-// place chooses where a pool's data and metadata lie. fits is false when there is no space
-// for them and for the spare.
+// place chooses the devices of a pool's data and metadata. fits is false without space for these
+// and for the spare.
 func place(t *config.ThinPool, o lvm.PoolOptions, g *lvm.Group) (data, metadata []layout.Share, fits bool) {
 	free, spare := g.Free(), o.MetadataBytes/g.ExtentSize
 	if data = dataLayout(t, g).Place(free, o.Extents); data == nil {
 		return nil, nil, false
 	}
 	free = layout.Without(free, data)
-	// On devices of the data, if they have the space: the pool depends on no more then.
+	// Prefer devices of the data, so that the pool depends on no others.
 	own := slices.DeleteFunc(slices.Clone(free), func(f layout.Free) bool {
 		return !slices.ContainsFunc(data, func(s layout.Share) bool { return s.Device == f.Device })
 	})
@@ -89,7 +87,6 @@ func place(t *config.ThinPool, o lvm.PoolOptions, g *lvm.Group) (data, metadata 
 	return data, metadata, layout.Layout{Type: layout.Linear}.Largest(layout.Counts(free), 0) >= spare
 }
 
-// layoutProblem says why a pool cannot be made in a group, or nothing.
 func layoutProblem(dc *config.DeviceClass, o lvm.PoolOptions, g *lvm.Group) error {
 	t := dc.Thin
 	if !dataLayout(t, g).IsLinear() {
@@ -114,10 +111,10 @@ func layoutProblem(dc *config.DeviceClass, o lvm.PoolOptions, g *lvm.Group) erro
 	return nil
 }
 
-// metadataName is what the volume is called that becomes a pool's metadata.
+// metadataName names the volume that becomes a pool's metadata.
 func metadataName(pool string) string { return pool + ".metadata" }
 
-// dataLayout is how a pool's data lies that lvmd makes in a group as it is now.
+// dataLayout depends on the group's current devices.
 func dataLayout(t *config.ThinPool, g *lvm.Group) layout.Layout {
 	if t.Stripes == config.AllDevices {
 		return g.Striped(t.StripeSize)
@@ -125,8 +122,7 @@ func dataLayout(t *config.ThinPool, g *lvm.Group) layout.Layout {
 	return layout.Layout{Type: layout.Type(t.Layout), Stripes: t.Stripes, StripeSize: t.StripeSize, Mirrors: t.Mirrors}
 }
 
-// metadataLayout is how its metadata lies: mirrored where the data is. There is too little of
-// it for stripes.
+// metadataLayout mirrors the metadata of RAID pools; it is too small for stripes.
 func metadataLayout(t *config.ThinPool) layout.Layout {
 	if t.Layout.IsRAID() {
 		return layout.Layout{Type: layout.RAID1, Mirrors: t.Mirrors}

@@ -12,13 +12,12 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
 
-// Tag is on every thin pool that lvmd made, from its first part on.
+// Tag is on all parts of thin pools that lvmd made.
 const Tag = "carve.pool"
 
-// unnamed matches the names that LVM gives.
+// unnamed matches the default names of LVM.
 var unnamed = regexp.MustCompile(`^lvol[0-9]+$`)
 
-// intend is the intent to make a pool in a group as it was scanned.
 func intend(o lvm.PoolOptions, g *lvm.Group) *journal.PoolIntent {
 	i := &journal.PoolIntent{Group: o.Group, Pool: o.Pool, UUID: g.UUID, Seqno: g.Seqno, Metadata: o.MetadataBytes}
 	for _, lv := range g.Volumes {
@@ -29,15 +28,14 @@ func intend(o lvm.PoolOptions, g *lvm.Group) *journal.PoolIntent {
 	return i
 }
 
-// remnants are the volumes that an lvcreate of ours left when it was killed before
-// the pool was one. No volume that was handed out ever held any of it:
+// remnants names the volumes that a killed lvcreate of ours left before the pool existed. None of
+// them ever held data of a volume that was handed out:
 //
-//   - a volume of the pool's name with our tag, or of that of its metadata. Of a linear
-//     pool, LVM clears the metadata in it, before it makes it a part of the pool; of
-//     others it is their data. A pool never becomes another volume again;
-//   - the spare for the metadata, before it is hidden. It has a name of LVM's
-//     making and no tag: what proves it ours is that its creation is the one change
-//     of the group since the intent. intent is nil without one.
+//   - A volume with our tag and the name of the pool or its metadata. For a linear pool, LVM
+//     clears the metadata in such a volume, before it makes that a part of the pool; for others it
+//     is the data. A pool never becomes another volume again.
+//   - The metadata's spare, before LVM hides it. It has a default name and no tag, but its
+//     creation is the group's only change since the intent, which is nil without one.
 func remnants(intent *journal.PoolIntent, pool string, g *lvm.Group) []string {
 	var names []string
 	for i := range g.Volumes {
@@ -56,9 +54,8 @@ func remnants(intent *journal.PoolIntent, pool string, g *lvm.Group) []string {
 	return names
 }
 
-// clearRemnants removes what commands that were killed left of the pools that the
-// configuration names, and returns the groups as they are then, and by journal.PoolKey why the remnants
-// of a pool are still there.
+// clearRemnants removes the remnants of the configured pools, and returns the groups afterwards. It
+// also returns the failures, by journal.PoolKey.
 func (m *Maker) clearRemnants(ctx context.Context, c *config.Config, names []string, found []lvm.Group) ([]lvm.Group, map[string]error, error) {
 	intents, err := m.journal.PoolIntents()
 	if err != nil {
@@ -78,8 +75,8 @@ func (m *Maker) clearRemnants(ctx context.Context, c *config.Config, names []str
 			pool := journal.PoolKey(g.Name, dc.Thin.Pool)
 			left := remnants(intents[pool], dc.Thin.Pool, g)
 			if len(left) == 0 {
-				// LVM waits for the end of a command that was killed, so nothing more comes of it. The next volume
-				// in the group may look like the spare, and be another's.
+				// LVM waits for a killed command to end, so no remnants can follow. End the intent:
+				// the next volume in the group may look like the spare.
 				m.endIntent(intents[pool])
 				continue
 			}
