@@ -4,14 +4,14 @@ import "maps"
 
 var bucketDevices = []byte("devices")
 
-// Device is what is kept of a physical volume that lvmd made: an intent until it has joined its
-// group, and then the memory that the group was there.
+// Device is a physical volume that lvmd made: an intent until it has joined its group, and then the
+// memory of that.
 type Device struct {
 	// UUID is the physical volume's, chosen before it was made.
 	UUID string `json:"uuid"`
 	// Group is the volume group's name.
 	Group string `json:"group"`
-	// Device is the path that it had.
+	// Device is the path at that time.
 	Device string `json:"device"`
 	Joined bool   `json:"joined,omitempty"`
 }
@@ -23,7 +23,7 @@ func (j *Journal) Devices(group string) (map[string]Device, error) {
 	return records, err
 }
 
-// PutDevices stores records in place of earlier ones of the same UUIDs.
+// PutDevices stores records, replacing those of the same UUIDs.
 func (j *Journal) PutDevices(records ...Device) error {
 	if len(records) == 0 {
 		return nil
@@ -38,7 +38,7 @@ func (j *Journal) PutDevices(records ...Device) error {
 	})
 }
 
-// RemoveDevices removes records, known or not, by UUID.
+// RemoveDevices removes records by UUID, existing or not.
 func (j *Journal) RemoveDevices(uuids ...string) error {
 	if len(uuids) == 0 {
 		return nil

@@ -7,22 +7,20 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// A step makes the next format of a file in the one before. It runs in the transaction that also
-// writes the format's number: a file has the one format or the other, wherever lvmd is killed.
+// A step migrates a file to the next format, in the transaction that also writes the format's
+// number: no crash leaves a mixture.
 type step func(tx *bbolt.Tx) error
 
-// steps are all of them: steps[i] makes format i+2 of format i+1. A field that is added to a
-// record, with a zero value that means what its absence did, and a bucket that is added, need no
-// step: a version that does not know them leaves them out. What it would misread needs one. After a
-// step, a version that does not know it refuses the file: see
-// docs/decisions/crashes.md, "A version leaves alone what a later one wrote".
+// steps[i] migrates format i+1 to i+2. New buckets, and new fields whose zero value means the same
+// as their absence, need no step, as earlier versions ignore them. Anything they would misread
+// does: after a step, they reject the file, see docs/decisions/crashes.md, "A version leaves alone
+// what a later one wrote".
 var steps = []step{}
 
-// FormatError is returned for a file that a later version of lvmd wrote. Nothing was
-// changed in it.
+// FormatError means that a later version of lvmd wrote the file, which is unchanged.
 type FormatError struct {
 	Path string
-	// Found is the file's format, and Known the newest that this version knows.
+	// Known is the newest format of this version.
 	Found, Known int
 }
 
@@ -31,7 +29,7 @@ func (e *FormatError) Error() string {
 		"install that version again, or move the file away: the volumes are then found by their tags, and wipes begin again", e.Path, e.Found, e.Known)
 }
 
-// formatOf reads a file's format; zero is that of a file in which nothing is yet.
+// formatOf returns zero for an empty file.
 func formatOf(db *bbolt.DB) (format int, err error) {
 	err = db.View(func(tx *bbolt.Tx) error {
 		meta := tx.Bucket(bucketMeta)
@@ -46,8 +44,8 @@ func formatOf(db *bbolt.DB) (format int, err error) {
 	return format, err
 }
 
-// migrate makes a file's format the newest, in one transaction. It writes nothing to a file that
-// has it: the disk may be full.
+// migrate runs in one transaction. It does not write to a file of the newest format: the disk may
+// be full.
 func migrate(db *bbolt.DB, from int, steps []step) error {
 	newest := 1 + len(steps)
 	if from == newest {

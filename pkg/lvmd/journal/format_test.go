@@ -17,8 +17,8 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// renamed are two steps of versions to come: the first has volumes' groups in capital letters, the
-// second reads what the first made.
+// renamed simulates two future steps: one writes the volumes' groups in capital letters, the next
+// reads these.
 func renamed(calls *int, during func(call int)) []step {
 	rename := func(from, to string) step {
 		return func(tx *bbolt.Tx) error {
@@ -56,7 +56,6 @@ func renamed(calls *int, during func(call int)) []step {
 	return []step{rename("g", "G"), rename("G", "H")}
 }
 
-// written makes a journal of the present format with some volumes, and returns its path.
 func written(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "journal.db")
@@ -68,7 +67,6 @@ func written(t *testing.T) string {
 	return path
 }
 
-// groups opens a file with the steps, and returns its volumes' groups, each once.
 func groups(t *testing.T, path string, steps []step) []string {
 	t.Helper()
 	j, found, aside, err := openWith(path, steps)
@@ -114,9 +112,8 @@ func TestAJournalOfAnEarlierFormatIsMigratedStepByStepAndOnce(t *testing.T) {
 	must.Succeed(t, j.Close())
 }
 
-// TestAMigrationThatIsInterruptedIsAsIfItHadNotBegun looks at what a kill leaves in each step, and
-// at each mixture of old and new pages that a power cut leaves during the commit: bbolt writes the
-// file's two heads last.
+// It covers what a kill leaves in each step, and each mixture of old and new pages that a power cut
+// leaves during the commit: bbolt writes the file's two heads last.
 func TestAMigrationThatIsInterruptedIsAsIfItHadNotBegun(t *testing.T) {
 	path, calls := written(t), 0
 	before := must.Get(os.ReadFile(path))(t)

@@ -8,38 +8,37 @@ import (
 
 var (
 	bucketGroups = []byte("groups")
-	// bucketUUIDs has the UUID of each group, by name, as it is, and bucketIdentities that and
-	// those of its physical volumes: an earlier version knows the former only.
+	// An earlier version reads bucketUUIDs only, which has the groups' raw UUIDs, by name.
+	// bucketIdentities adds those of the physical volumes.
 	bucketUUIDs      = []byte("volumeGroupUUIDs")
 	bucketIdentities = []byte("volumeGroupIdentities")
 )
 
-// Group is what is remembered of a volume group. Without it, or with one that is out of date, no
-// space is known to hold zeroes.
+// Group is the journal's memory of a volume group. If it is missing or outdated, no space counts as
+// zeroed.
 type Group struct {
 	UUID  string `json:"uuid"`
 	Seqno uint64 `json:"seqno"`
-	// Zeroed has, for each physical volume, starts and ends alternately, in bytes.
+	// Zeroed has alternate starts and ends of stretches, in bytes, by physical volume.
 	Zeroed map[string][]int64 `json:"clean,omitempty"`
 }
 
-// Groups returns what is remembered of each group, by name. What cannot be understood is left
-// out.
+// Groups returns the groups by name, without those that cannot be decoded.
 func (j *Journal) Groups() (map[string]Group, error) {
 	return readBucket[Group](j, bucketGroups, forget)
 }
 
-// PutGroup stores what is remembered of a group.
+// PutGroup stores a group.
 func (t *Tx) PutGroup(name string, g Group) error { return t.put(bucketGroups, name, g) }
 
-// Identity is what a group is known by: its UUID, and those of its physical volumes, which are
-// not known in a journal of an earlier version.
+// Identity identifies a volume group by UUIDs. Devices, its physical volumes, is empty in a journal
+// of an earlier version.
 type Identity struct {
 	UUID    string   `json:"uuid"`
 	Devices []string `json:"devices,omitempty"`
 }
 
-// Identities returns those of the groups that were seen, by name.
+// Identities returns those of all groups seen, by name.
 func (j *Journal) Identities() (map[string]Identity, error) {
 	whole, err := readBucket[Identity](j, bucketIdentities, forget)
 	if err != nil {
@@ -64,8 +63,7 @@ func (j *Journal) Identities() (map[string]Identity, error) {
 	return identities, err
 }
 
-// PutIdentity stores what a group is known by in place of what it was; one without a UUID
-// removes it.
+// PutIdentity replaces a group's identity, and removes it if i has no UUID.
 func (j *Journal) PutIdentity(group string, i Identity) error {
 	return j.Update(func(t *Tx) error {
 		if i.UUID == "" {

@@ -30,16 +30,14 @@ type Journal struct {
 	crashPoint func(point string)
 }
 
-// Open opens or makes the file, and migrates one of an earlier format. found is false when there was
-// none that could be used: it was absent or empty, or it was damaged and has been moved aside to the
-// returned path. What the kernel refuses (no space, an I/O error, too many open files) says nothing
-// of what is in the file: it stays, and the error is returned. So does a file that a later version
-// wrote, with a *FormatError.
+// Open opens or creates the file, and migrates an earlier format. found is false if the file was
+// absent, empty or damaged; aside is the path that it moved a damaged file to. An error of the
+// kernel (no space, I/O error, too many open files) proves no damage: Open returns it and leaves
+// the file. It does the same for a file of a later version, with a *FormatError.
 func Open(path string) (j *Journal, found bool, aside string, err error) {
 	return openWith(path, steps)
 }
 
-// openWith is Open for a version that has made these steps.
 func openWith(path string, steps []step) (j *Journal, found bool, aside string, err error) {
 	info, statErr := os.Stat(path)
 	found = statErr == nil && info.Size() > 0
@@ -58,13 +56,13 @@ func openWith(path string, steps []step) (j *Journal, found bool, aside string, 
 	return j, false, aside, err
 }
 
-// tryOpen opens the file and reads all of it, so that damage is found now.
+// tryOpen reads all of the file, to detect damage now.
 func tryOpen(path string, steps []step) (j *Journal, err error) {
 	var db *bbolt.DB
-	// Reading a file that was cut off faults where the map has no file.
+	// Reading a truncated file faults where the map extends beyond it.
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
-		// bbolt panics on pages that make no sense.
+		// bbolt panics on inconsistent pages.
 		if r := recover(); r != nil {
 			err = fmt.Errorf("journal %s: %v", path, r)
 		}
@@ -96,13 +94,13 @@ func tryOpen(path string, steps []step) (j *Journal, err error) {
 	return j, nil
 }
 
-// readAll reads every page that is in use, and checks that each is used once:
-// what is damaged now would else be found in the middle of an operation.
+// readAll reads every page in use, and checks that each is used once: otherwise damage would show
+// during an operation.
 func readAll(tx *bbolt.Tx) error {
 	var value []byte
 	err := tx.ForEach(func(_ []byte, b *bbolt.Bucket) error {
 		return b.ForEach(func(_, v []byte) error {
-			value = append(value[:0], v...) // A large value lies on pages that are not read for its key.
+			value = append(value[:0], v...) // Copy it: a large value lies on pages that reading its key does not touch.
 			return nil
 		})
 	})
@@ -119,7 +117,7 @@ func readAll(tx *bbolt.Tx) error {
 // Close closes the file.
 func (j *Journal) Close() error { return j.db.Close() }
 
-// Size is the file's size in bytes.
+// Size returns the file's size in bytes, or zero if it is unknown.
 func (j *Journal) Size() int64 {
 	info, err := os.Stat(j.db.Path())
 	if err != nil {
@@ -128,14 +126,14 @@ func (j *Journal) Size() int64 {
 	return info.Size()
 }
 
-// SetCrashPoint has f called before and after each commit, with a name for the place: tests end
-// lvmd's process run there. It must be called before the journal is used by others.
+// SetCrashPoint sets the function to call before and after each commit, with the crash point's
+// name, where tests may kill lvmd. It must precede all other use of the journal.
 func (j *Journal) SetCrashPoint(f func(point string)) { j.crashPoint = f }
 
-// Tx is a transaction that writes. It is valid only in the call that got it.
+// Tx is a transaction that writes, valid only during the call that gets it.
 type Tx struct{ tx *bbolt.Tx }
 
-// Update does something in a transaction of its own, all of it or, with an error, nothing.
+// Update runs a transaction, which has no effect if it returns an error.
 func (j *Journal) Update(what func(*Tx) error) error {
 	j.crash("journal: before a commit")
 	err := j.db.Update(func(tx *bbolt.Tx) error { return what(&Tx{tx}) })
@@ -152,7 +150,7 @@ func (j *Journal) crash(point string) {
 	}
 }
 
-// put stores a value as JSON. The bucket is made when there is none.
+// put stores JSON, in a new bucket if need be.
 func (t *Tx) put(bucket []byte, key string, value any) error {
 	b, err := t.tx.CreateBucketIfNotExists(bucket)
 	if err != nil {
@@ -165,7 +163,6 @@ func (t *Tx) put(bucket []byte, key string, value any) error {
 	return b.Put([]byte(key), encoded)
 }
 
-// remove removes values, known or not.
 func (t *Tx) remove(bucket []byte, keys ...string) error {
 	b := t.tx.Bucket(bucket)
 	if b == nil {
@@ -179,8 +176,8 @@ func (t *Tx) remove(bucket []byte, keys ...string) error {
 	return nil
 }
 
-// readBucket decodes a bucket's values, by key. damaged decides about one that cannot be
-// understood: nil leaves it out.
+// readBucket decodes a bucket's values, by key. damaged handles a value that cannot be decoded;
+// with nil, that is left out.
 func readBucket[T any](j *Journal, bucket []byte, damaged func(key string, err error) error) (map[string]T, error) {
 	values := map[string]T{}
 	err := j.db.View(func(tx *bbolt.Tx) error {
@@ -200,10 +197,10 @@ func readBucket[T any](j *Journal, bucket []byte, damaged func(key string, err e
 	return values, err
 }
 
-// forget is for buckets of which a value that cannot be understood is as good as none.
+// forget is for buckets whose damaged values are dispensable.
 func forget(string, error) error { return nil }
 
-// fail is for buckets that must be read whole.
+// fail is for buckets that must be complete.
 func fail(what string) func(key string, err error) error {
 	return func(key string, err error) error { return fmt.Errorf("journal: %s %q: %w", what, key, err) }
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// TestAJournalThatCannotBeOpenedIsNotTakenForDamaged has the kernel refuse the file.
+// The kernel rejects the open.
 func TestAJournalThatCannotBeOpenedIsNotTakenForDamaged(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "journal.db")
 	must.Succeed(t, os.MkdirAll(filepath.Join(path, "in it"), 0o700))
@@ -32,7 +32,6 @@ func TestAJournalThatCannotBeOpenedIsNotTakenForDamaged(t *testing.T) {
 	}
 }
 
-// open opens a journal, which is closed at the end of the test.
 func open(t *testing.T, path string) *Journal {
 	t.Helper()
 	j, _, aside, err := Open(path)
@@ -83,7 +82,7 @@ func TestWhatIsStoredIsReadByTheNextRun(t *testing.T) {
 	}
 }
 
-// TestAJournalThatWasCutOffIsNotUsed cuts it in the middle of what is known to hold zeroes in a fragmented group.
+// The cut is in the zeroed space of a fragmented group.
 func TestAJournalThatWasCutOffIsNotUsed(t *testing.T) {
 	dir := t.TempDir()
 	whole := filepath.Join(dir, "whole")
@@ -98,7 +97,7 @@ func TestAJournalThatWasCutOffIsNotUsed(t *testing.T) {
 		must.Succeed(t, os.WriteFile(path, content[:cut*os.Getpagesize()], 0o600))
 		j, _, _, err := Open(path)
 		must.Succeed(t, err)
-		_ = must.Get(j.Groups())(t) // It faults where the file is not whole.
+		_ = must.Get(j.Groups())(t) // It would fault in a truncated file.
 		must.Succeed(t, j.Close())
 	}
 }

@@ -35,7 +35,7 @@ func (j *Journal) PutLeaders(kept []leadership.Leadership) error {
 	return j.Update(func(t *Tx) error { return t.put(bucketMeta, string(keyLeaders), kept) })
 }
 
-// Binding is what must stay of a device class while it has volumes.
+// Binding has the properties of a device class that must not change while it has volumes.
 type Binding struct {
 	Groups []string      `json:"groups"`
 	Type   config.Layout `json:"type"`
@@ -44,11 +44,11 @@ type Binding struct {
 	Pool string `json:"pool,omitempty"`
 }
 
-// Bindings are those of the device classes, by name.
+// Bindings are by class.
 type Bindings map[string]Binding
 
-// Bindings returns those of the configuration that was last in force; nil when there are none, or
-// none that can be understood.
+// Bindings returns those of the configuration last in force; nil if there are none, or damaged
+// ones.
 func (j *Journal) Bindings() (all Bindings, err error) {
 	err = j.db.View(func(tx *bbolt.Tx) error {
 		if json.Unmarshal(tx.Bucket(bucketMeta).Get(keyBindings), &all) != nil {
@@ -59,5 +59,5 @@ func (j *Journal) Bindings() (all Bindings, err error) {
 	return all, err
 }
 
-// PutBindings stores bindings in place of the earlier ones.
+// PutBindings replaces all bindings.
 func (t *Tx) PutBindings(all Bindings) error { return t.put(bucketMeta, string(keyBindings), all) }

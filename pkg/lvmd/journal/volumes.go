@@ -6,7 +6,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
 
-// Volumes returns every volume's record by id.
+// Volumes returns all records by id.
 func (j *Journal) Volumes() (map[string]spec.Record, error) {
 	records, err := readBucket[spec.Record](j, bucketVolumes, fail("record"))
 	for key, r := range records {
@@ -17,8 +17,7 @@ func (j *Journal) Volumes() (map[string]spec.Record, error) {
 	return records, err
 }
 
-// PutVolume stores a record in place of the volume's earlier one, and does the rest in the same
-// transaction.
+// PutVolume replaces a volume's record, and runs also in the same transaction.
 func (j *Journal) PutVolume(r spec.Record, also ...func(*Tx) error) error {
 	return j.Update(func(t *Tx) error {
 		if err := t.put(bucketVolumes, r.ID, r); err != nil {
@@ -28,7 +27,7 @@ func (j *Journal) PutVolume(r spec.Record, also ...func(*Tx) error) error {
 	})
 }
 
-// RemoveVolumes forgets volumes, known or not, and does the rest in the same transaction.
+// RemoveVolumes removes records, existing or not, and runs also in the same transaction.
 func (j *Journal) RemoveVolumes(ids []string, also ...func(*Tx) error) error {
 	if len(ids) == 0 && len(also) == 0 {
 		return nil
