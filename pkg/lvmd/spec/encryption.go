@@ -11,7 +11,6 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/apierror"
 )
 
-// parseEncryption reads what a request says about encryption.
 func (i *Identity) parseEncryption(r *lvmdv1.CreateVolumeRequest) error {
 	i.Encryption, i.Discards = r.GetEncryption(), r.GetEncryptionDiscards()
 	switch {
@@ -25,8 +24,8 @@ func (i *Identity) parseEncryption(r *lvmdv1.CreateVolumeRequest) error {
 	return nil
 }
 
-// CheckMapping refuses encryption where files are mapped directly into memory,
-// which leaves nothing in between that could encrypt.
+// CheckMapping rejects encryption where files are mapped directly into memory, past any layer that
+// could encrypt.
 func (i Identity) CheckMapping() error {
 	if i.Encryption != "" && i.DAX {
 		return apierror.InvalidField("encryption", "%q in device class %q, whose files are mapped directly into memory and cannot be encrypted; use another class, or mode BLOCK",
@@ -35,10 +34,10 @@ func (i Identity) CheckMapping() error {
 	return nil
 }
 
-// IsLUKS reports whether a volume's user encrypts it.
+// IsLUKS reports whether the volume's user encrypts it.
 func (i Identity) IsLUKS() bool { return i.Encryption == names.EncryptionLUKS }
 
-// HeaderBytes is by how many bytes the volume is larger than what its user gets.
+// HeaderBytes is the part of the volume that its user cannot use.
 func (i Identity) HeaderBytes() int64 {
 	if i.IsLUKS() {
 		return luks.HeaderBytes
@@ -46,7 +45,6 @@ func (i Identity) HeaderBytes() int64 {
 	return 0
 }
 
-// checkLUKS refuses what cannot be had of a volume that its user formats.
 func (i Identity) checkLUKS() error {
 	if i.IsLUKS() && i.Profile != filesystem.Usual {
 		return apierror.InvalidField("profile", "%q with encryption %s; what outlives a restart of the machine is not for that profile", i.Profile, i.Encryption)
@@ -54,7 +52,7 @@ func (i Identity) checkLUKS() error {
 	return nil
 }
 
-// AreEncrypted reports whether tags are those of a volume that lvmd encrypts.
+// AreEncrypted reports whether tags mark a volume that lvmd encrypts.
 func AreEncrypted(tags []string) bool {
 	return slices.ContainsFunc(tags, func(t string) bool { return strings.HasPrefix(t, tagCrypt+names.EncryptionEphemeral) })
 }

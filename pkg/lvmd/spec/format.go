@@ -9,8 +9,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/apierror"
 )
 
-// parseFormat takes what a request says about the file system into the
-// identity, as far as it can be checked without the class.
+// parseFormat sets the file system's fields, and checks what it can without the class.
 func (i *Identity) parseFormat(r *lvmdv1.CreateVolumeRequest) error {
 	t, err := filesystem.ParseType(r.GetFsType())
 	if err != nil {
@@ -32,12 +31,11 @@ func (i *Identity) parseFormat(r *lvmdv1.CreateVolumeRequest) error {
 	return nil
 }
 
-// use is what the volume's file system is made for.
 func (i Identity) use() filesystem.Use {
 	return filesystem.Use{Type: i.FSType, DAX: i.DAX, Profile: i.Profile}
 }
 
-// CheckMedium checks the file system against the class that was found.
+// CheckMedium checks the file system against the class, once that is known.
 func (i Identity) CheckMedium() error {
 	if i.Block || !i.DAX {
 		return nil
@@ -51,8 +49,7 @@ func (i Identity) CheckMedium() error {
 	return nil
 }
 
-// CheckSectors checks the settings of the file system against the disks' sectors, of so
-// many bytes.
+// CheckSectors checks the file system's settings against the disks' sector size in bytes.
 func (i Identity) CheckSectors(sector int64) error {
 	if i.Block || i.Source != "" {
 		return nil
@@ -63,9 +60,8 @@ func (i Identity) CheckSectors(sector int64) error {
 	return nil
 }
 
-// CheckSource checks that something can be made of the volume. A scratch file
-// system that was not taken off looks as one that is to be reformatted, and so
-// would its clones.
+// CheckSource checks that the volume can be a source. A scratch file system that was not unmounted
+// cleanly looks as if it must be reformatted, and so would its clones.
 func (i Identity) CheckSource(field, id string) error {
 	if i.Profile == filesystem.Scratch {
 		return apierror.InvalidField(field, "%s is of profile %s: it has no snapshots and no clones", id, i.Profile)
@@ -73,7 +69,7 @@ func (i Identity) CheckSource(field, id string) error {
 	return nil
 }
 
-// FormatOptions is how the volume's file system is made.
+// FormatOptions returns the options of mkfs.
 func (i Identity) FormatOptions() filesystem.FormatOptions {
 	return filesystem.FormatOptions{Type: i.FSType, UUID: i.FSUUID, DAX: i.DAX, Profile: i.Profile, Settings: i.Settings}
 }

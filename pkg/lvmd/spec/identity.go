@@ -17,53 +17,48 @@ type Identity struct {
 	Format
 	DAX bool `json:"dax,omitempty"`
 	Size
-	// DefaultClass is true when the request named no class.
+	// DefaultClass is true if the request named no class.
 	DefaultClass bool  `json:"defaultClass,omitempty"`
 	Owner        Owner `json:"owner"`
-	// Encryption is names.EncryptionEphemeral, or empty; Discards are let through
-	// to the disk then.
+	// Encryption is a name of api/names, or empty. Discards lets discards through to the disk.
 	Encryption string `json:"encryption,omitempty"`
 	Discards   bool   `json:"discards,omitempty"`
-	// Source is the id of the volume or snapshot whose contents this one began
-	// with, or empty.
+	// Source is the id of the volume or snapshot with the initial contents, or empty.
 	Source string `json:"source,omitempty"`
-	// Snapshot is true for snapshots, whose Source is the volume they are of.
+	// Snapshot is true for snapshots, whose Source is the origin.
 	Snapshot bool `json:"snapshot,omitempty"`
 }
 
-// Format is how a volume's file system is made; the zero value is that of a raw volume.
+// Format has the parameters of the file system; the zero value is for a raw volume.
 type Format struct {
 	FSType filesystem.Type `json:"fsType,omitempty"`
-	// FSUUID was chosen before mkfs ran, so that a probe can find out whether it
-	// finished.
-	FSUUID string `json:"fsUUID,omitempty"`
-	// Profile and Settings are the request's.
+	// FSUUID is chosen before mkfs runs, so that a probe can find out whether it finished.
+	FSUUID   string              `json:"fsUUID,omitempty"`
 	Profile  filesystem.Profile  `json:"profile,omitempty"`
 	Settings filesystem.Settings `json:"fsSettings,omitempty"`
 }
 
-// Size is how large a volume is to be, in bytes.
+// Size is a requested size, in bytes.
 type Size struct {
-	// Required and Limit are the request's.
 	Required int64 `json:"required"`
 	Limit    int64 `json:"limit,omitempty"`
-	// AtLeast is the source's size, as far as it is known. It is not stored.
+	// AtLeast is the source's size, if known. It is not stored.
 	AtLeast int64 `json:"-"`
 }
 
-// Owner mirrors lvmdv1.Owner in a form that can be stored and compared.
+// Owner mirrors lvmdv1.Owner for storage and comparison.
 type Owner struct {
 	Cluster   string `json:"cluster,omitempty"`
 	Namespace string `json:"namespace,omitempty"`
 	Claim     string `json:"claim,omitempty"`
 	ClaimUID  string `json:"claimUID,omitempty"`
-	// The Pod's, of an inline volume.
+	// The Pod's fields are set for inline volumes.
 	PodNamespace string `json:"podNamespace,omitempty"`
 	Pod          string `json:"pod,omitempty"`
 	PodUID       string `json:"podUID,omitempty"`
 }
 
-// OwnerFrom reads a message.
+// OwnerFrom converts the message of the API.
 func OwnerFrom(o *lvmdv1.Owner) Owner {
 	return Owner{
 		Cluster: o.GetClusterId(), Namespace: o.GetClaimNamespace(),
@@ -72,7 +67,7 @@ func OwnerFrom(o *lvmdv1.Owner) Owner {
 	}
 }
 
-// Proto is the reverse of OwnerFrom.
+// Proto reverses OwnerFrom.
 func (o Owner) Proto() *lvmdv1.Owner {
 	return &lvmdv1.Owner{
 		ClusterId: o.Cluster, ClaimNamespace: o.Namespace, ClaimName: o.Claim, ClaimUid: o.ClaimUID,
@@ -80,8 +75,8 @@ func (o Owner) Proto() *lvmdv1.Owner {
 	}
 }
 
-// Difference says in which way two requests of the same name differ, or
-// nothing. Who owns the volume is informative, except for the installation.
+// Difference describes how two requests of the same name differ, or returns "". Of the owner, only
+// the cluster counts.
 func (i Identity) Difference(o Identity) string {
 	mode := func(i Identity) lvmdv1.VolumeMode {
 		if i.Block {
@@ -112,11 +107,9 @@ func (i Identity) Difference(o Identity) string {
 	return strings.Join(d, "; ")
 }
 
-// quoted makes nothing visible in a message.
 func quoted[T ~string](s T) string { return fmt.Sprintf("%q", s) }
 
-// Key is what the model finds volumes and snapshots by: their names, which may
-// be the same.
+// Key returns the volume's name, or the snapshot's with a prefix: the two may share a name.
 func (i Identity) Key() string {
 	if i.Snapshot {
 		return "snapshot/" + i.Name
@@ -124,13 +117,12 @@ func (i Identity) Key() string {
 	return i.Name
 }
 
-// SnapshotDifference is Difference for requests for snapshots, which name
-// nothing but the source.
+// SnapshotDifference is Difference for snapshots, whose requests have only a source and an owner.
 func (i Identity) SnapshotDifference(o Identity) string {
 	return Identity{Source: i.Source, Owner: i.Owner}.Difference(Identity{Source: o.Source, Owner: o.Owner})
 }
 
-// Check refuses strings that are too long for LVM's metadata.
+// Check rejects strings that are too long for LVM's metadata.
 func (o Owner) Check() error {
 	for _, f := range []struct{ field, value string }{
 		{"owner.cluster_id", o.Cluster}, {"owner.claim_namespace", o.Namespace},
@@ -144,7 +136,6 @@ func (o Owner) Check() error {
 	return nil
 }
 
-// sourceOf reads a request's source.
 func sourceOf(r *lvmdv1.VolumeSource) (string, error) {
 	snapshot, volume := r.GetSnapshotId(), r.GetVolumeId()
 	switch {
@@ -158,7 +149,7 @@ func sourceOf(r *lvmdv1.VolumeSource) (string, error) {
 	return snapshot + volume, nil
 }
 
-// SourceProto is the source as the API has it; nil without one.
+// SourceProto returns the source for the API; nil without one.
 func (i Identity) SourceProto() *lvmdv1.VolumeSource {
 	switch {
 	case i.Source == "":

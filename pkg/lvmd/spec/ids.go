@@ -15,17 +15,17 @@ var (
 	SnapshotID = regexp.MustCompile(`^cs[a-z2-7]{26}$`)
 )
 
-// NewVolumeID mints a volume's id: "cv" and 128 random bits.
+// NewVolumeID returns "cv" and 128 random bits.
 func NewVolumeID() string {
 	var b [16]byte
 	rand.Read(b[:])
 	return "cv" + base32Lower.EncodeToString(b[:])
 }
 
-// NewSnapshotID mints a snapshot's id, likewise.
+// NewSnapshotID returns "cs" and 128 random bits.
 func NewSnapshotID() string { return "cs" + NewVolumeID()[2:] }
 
-// NewUUID mints a random (version 4) UUID.
+// NewUUID returns a random (version 4) UUID.
 func NewUUID() string {
 	var b [16]byte
 	rand.Read(b[:])

@@ -9,11 +9,11 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/apierror"
 )
 
-// tagIOLimits is on volumes that have limits. Unlike the identity they change, and LVM's
-// metadata alone keeps them: changing them is one commit of LVM.
+// tagIOLimits is on volumes with limits. Only LVM's metadata keeps these: unlike the identity, they
+// change, with one commit of LVM.
 const tagIOLimits = "carve.io=" // BYTES READ:BYTES WRITTEN:READS:WRITES, per second
 
-// Limits reads limits of a request.
+// Limits reads and checks the limits of a request.
 func Limits(r *lvmdv1.IOLimits) (iolimit.Limits, error) {
 	l := iolimit.FromProto(r)
 	err := l.Check()
@@ -24,7 +24,7 @@ func Limits(r *lvmdv1.IOLimits) (iolimit.Limits, error) {
 	return l, err
 }
 
-// LimitTags encodes limits; volumes without any have no tag.
+// LimitTags encodes limits, as no tag if there are none.
 func LimitTags(l iolimit.Limits) []string {
 	if l.IsZero() {
 		return nil
@@ -32,9 +32,8 @@ func LimitTags(l iolimit.Limits) []string {
 	return []string{tagIOLimits + l.String()}
 }
 
-// LimitsFromTags decodes limits, and returns the tags that are about them. Of several, and of
-// those that cannot be understood, an administrator made all but one: the last that can be
-// counts.
+// LimitsFromTags decodes limits, and returns the tags about them. An administrator made all of
+// these but one, and all that cannot be decoded: the last valid one counts.
 func LimitsFromTags(tags []string) (l iolimit.Limits, about []string) {
 	for _, t := range tags {
 		text, ok := strings.CutPrefix(t, tagIOLimits)

@@ -28,7 +28,7 @@ func TestLimitsSurviveTheirTag(t *testing.T) {
 	if tags := LimitTags(iolimit.Limits{}); tags != nil {
 		t.Errorf("no limits are tagged %q", tags)
 	}
-	// By an administrator's hand.
+	// An administrator may set such tags.
 	odd := []string{"carve.io=65536:0:0:0", "carve.io=1", "carve.io=0:0:10:0", "carve.io=x:0:0:0"}
 	if got, about := LimitsFromTags(odd); got != (iolimit.Limits{ReadIOPS: 10}) || !slices.Equal(about, odd) {
 		t.Errorf("%q are %+v and %q", odd, got, about)

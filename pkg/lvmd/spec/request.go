@@ -11,15 +11,15 @@ import (
 	"github.com/carve-csi/carve/pkg/quantity"
 )
 
-// maxOwnerLength bounds each of an owner's strings: Kubernetes names have up
-// to 253 characters, and tags are in a small metadata area.
+// maxOwnerLength bounds each of an owner's strings: Kubernetes names have up to 253 characters, and
+// LVM's metadata area is small.
 const maxOwnerLength = 253
 
-// VolumeName matches the names that volumes and snapshots may have.
+// VolumeName matches the names of volumes and snapshots.
 var VolumeName = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
 
-// FromRequest reads and validates a request as far as it can be checked alone. The class
-// is still as asked for, and the file system's UUID not yet chosen.
+// FromRequest reads a request, and validates what it can by itself. The class is still as
+// requested, and the file system's UUID not yet chosen.
 func FromRequest(r *lvmdv1.CreateVolumeRequest) (Identity, error) {
 	if !VolumeName.MatchString(r.GetName()) {
 		return Identity{}, apierror.InvalidField("name", "%q is not 1 to 128 of [A-Za-z0-9._-]", r.GetName())
@@ -68,8 +68,8 @@ func FromRequest(r *lvmdv1.CreateVolumeRequest) (Identity, error) {
 	return i, nil
 }
 
-// Extents is how many extents a volume with this identity gets: what was
-// required and what the file system needs, rounded up.
+// Extents returns the extents of a volume with this identity: the required size, or the file
+// system's minimum, rounded up.
 func (i Identity) Extents(extentSize int64) (int64, error) {
 	want := max(i.Required, i.AtLeast)
 	if !i.Block {
@@ -78,8 +78,8 @@ func (i Identity) Extents(extentSize int64) (int64, error) {
 	return i.ExtentsWithin(want, i.Limit, extentSize)
 }
 
-// ExtentsWithin rounds a size, and what the volume needs besides, up to extents
-// and checks what its user gets against a limit, of which zero is none.
+// ExtentsWithin adds the header to a size, rounds up to extents, and checks the usable size against
+// limit, unless that is zero.
 func (i Identity) ExtentsWithin(want, limit, extentSize int64) (int64, error) {
 	n, ok := layout.ExtentsFor(min(want, math.MaxInt64-i.HeaderBytes())+i.HeaderBytes(), extentSize)
 	if !ok {

@@ -11,11 +11,10 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/ondisk"
 )
 
-// A volume's identity as LVM tags, one per field, short because they are in
-// the group's metadata area, and readable with `lvs -o +tags`. TagMarker says
-// that the volume is Carve's and that the others are in this form. A version that
-// adds a field which earlier ones may skip keeps the marker, as they skip tags that
-// they do not know; one whose tags they would misread has another marker, see LaterMarker.
+// A volume's identity as LVM tags, one per field: short, since the group's metadata area has them,
+// and readable with `lvs -o +tags`. TagMarker identifies Carve's volumes and this format. A version
+// that adds a field which earlier ones may ignore keeps the marker, since they skip unknown tags.
+// One whose tags they would misread changes it, see LaterMarker.
 const (
 	tagPrefix = "carve."
 	// TagMarker is on every volume of Carve.
@@ -38,23 +37,23 @@ const (
 	tagSource    = "carve.source="
 	tagSnapshot  = "carve.snapshot"
 	tagCrypt     = "carve.crypt=" // KIND, and ":discards" when those are let through
-	// TagMaking is on a volume from the command that makes it until it is handed out, or shortly
-	// after that where what is on it shows whether it is complete. Without it nothing that is on
-	// the volume is given up because of what the journal says.
+	// TagMaking is on a volume from its creation until it is handed out, or until shortly
+	// afterwards if its contents show whether it is complete. Without it, the journal alone is no
+	// reason to discard the contents.
 	TagMaking = "carve.making"
-	// TagCopying is on a copy instead of TagMaking. Versions before that one know it, too.
+	// TagCopying is on a copy instead of TagMaking. Versions before TagMaking know it, too.
 	TagCopying = "carve.copying"
-	// TagProvisional is on a volume that was asked for as provisional, from the command that makes it until
-	// shortly after the journal has that it is kept. Without it no volume is deleted as provisional.
+	// TagProvisional is on a provisional volume from its creation until shortly after the journal
+	// has it as kept. Without it, no volume is deleted as provisional.
 	TagProvisional = "carve.provisional"
-	// TagDeleted is on what is deleted, from before anything is done to it.
+	// TagDeleted is on deleted volumes before anything else happens to them.
 	TagDeleted = "carve.deleted"
-	// TagEncrypted is on a volume whose header was made: one that reads as zeroes has lost it.
+	// TagEncrypted is on a volume whose header was made: if that reads as zeroes, it is lost.
 	TagEncrypted = "carve.encrypted"
-	// TagExtension is on the logical volumes that hold what volumes are growing by.
+	// TagExtension is on the logical volumes that hold the new extents of expansions.
 	TagExtension = "carve.extension"
 
-	// tagAdopted has the name that the logical volume had before it was adopted.
+	// tagAdopted has the name of an adopted logical volume before.
 	tagAdopted = "carve.from="
 
 	modeBlock      = "block"
@@ -63,7 +62,7 @@ const (
 
 var marker = regexp.MustCompile(`^carve\.v[0-9]+$`)
 
-// Tags encodes an identity.
+// Tags encodes the identity.
 func (i Identity) Tags() []string {
 	t := []string{TagMarker, tagName + ondisk.EscapeTag(i.Name), tagClass + ondisk.EscapeTag(i.Class)}
 	if i.Block {
@@ -113,11 +112,10 @@ func (i Identity) encryptionTag() string {
 	return i.Encryption
 }
 
-// AdoptedFromTag is on an adopted volume until that is confirmed: its former name.
+// AdoptedFromTag returns the tag with the former name of an adopted volume, until confirmation.
 func AdoptedFromTag(name string) string { return tagAdopted + ondisk.EscapeTag(name) }
 
-// AdoptedFrom returns the name that a volume had before it was adopted, by its tags, or
-// nothing.
+// AdoptedFrom decodes AdoptedFromTag; it returns "" without one.
 func AdoptedFrom(tags []string) string {
 	for _, t := range tags {
 		if escaped, ok := strings.CutPrefix(t, tagAdopted); ok {
@@ -129,15 +127,15 @@ func AdoptedFrom(tags []string) string {
 	return ""
 }
 
-// IsOurTag reports whether a tag is one that Carve makes.
+// IsOurTag reports whether a tag has Carve's prefix.
 func IsOurTag(tag string) bool { return strings.HasPrefix(tag, tagPrefix) }
 
-// AreOurs reports whether tags mark a volume as Carve's, in a form that this version knows.
+// AreOurs reports whether tags are those of a volume of Carve, in this version's format.
 func AreOurs(tags []string) bool {
 	return slices.Contains(tags, TagMarker) && LaterMarker(tags) == ""
 }
 
-// MakingTag returns the tag that says that a volume may never have been handed out, or nothing.
+// MakingTag returns the tag of a volume that may never have been handed out, or "".
 func MakingTag(tags []string) string {
 	for _, t := range []string{TagMaking, TagCopying} {
 		if slices.Contains(tags, t) {
@@ -147,9 +145,8 @@ func MakingTag(tags []string) string {
 	return ""
 }
 
-// LaterMarker returns the marker of a later version, whose tags this one cannot read: the
-// volume is neither used nor removed. It returns nothing for volumes that are ours, or of
-// others.
+// LaterMarker returns a later version's marker, or "". This version cannot read the tags of such a
+// volume, and neither uses nor removes it.
 func LaterMarker(tags []string) string {
 	for _, t := range tags {
 		if t != TagMarker && marker.MatchString(t) {
@@ -159,8 +156,7 @@ func LaterMarker(tags []string) string {
 	return ""
 }
 
-// FromTags decodes what tags made. Tags that an administrator added
-// are skipped.
+// FromTags reverses Tags, ignoring tags of an administrator.
 func FromTags(tags []string) (Identity, error) {
 	var i Identity
 	var mode string

@@ -73,7 +73,7 @@ func TestTagsThatMakeNoSenseAreAnError(t *testing.T) {
 	}
 }
 
-// TestWhatJournalsHaveIsRead: they were written by earlier versions, and are by later ones.
+// Earlier and later versions share the journal's keys.
 func TestWhatJournalsHaveIsRead(t *testing.T) {
 	const stored = `{"name":"pvc-1","class":"local","fsType":"ext4","fsUUID":"u","profile":"scratch","fsSettings":"s",` +
 		`"required":5,"limit":7,"owner":{"claim":"c"},"source":"cv2"}`
