@@ -1,4 +1,4 @@
-// Package fairqueue hands out one exclusive slot to the operations of many tenants, fairly.
+// Package fairqueue grants one exclusive slot to the operations of many tenants, fairly.
 package fairqueue
 
 import (
@@ -9,25 +9,22 @@ import (
 	"time"
 )
 
-// MaxTenantTurns is how many turns tenants have at most between two of the daemon's own operations
-// while such a one waits.
-// What it does for all tenants at once, such as to remove what they delete, keeps pace with them
-// however many they are.
+// MaxTenantTurns bounds the turns of tenants before a waiting operation of the daemon's own. Its
+// work for all tenants, such as removing what they delete, thus keeps pace with any number of them.
 const MaxTenantTurns = 16
 
-// ErrFull is returned to operations that are rejected because too many wait.
+// ErrFull means that too many operations wait.
 var ErrFull = errors.New("too many operations are waiting")
 
-// ErrTimedOut is returned to operations that have waited for too long.
+// ErrTimedOut means that the operation waited for too long.
 var ErrTimedOut = errors.New("other operations took too long")
 
-// Tenant is on whose behalf the slot is asked for: a namespace of a cluster, which may be
-// unknown.
+// Tenant is a namespace of a cluster, which may be empty.
 type Tenant struct {
 	Cluster, Namespace string
 }
 
-// caller is a tenant, or the daemon itself, which is the zero value.
+// caller is the daemon itself as the zero value.
 type caller struct {
 	Tenant
 	isTenant bool
@@ -35,13 +32,13 @@ type caller struct {
 
 type callerKey struct{}
 
-// WithTenant returns a context in which the slot is asked for on behalf of a tenant.
+// WithTenant returns a context for operations of a tenant.
 func WithTenant(ctx context.Context, t Tenant) context.Context {
 	return context.WithValue(ctx, callerKey{}, caller{t, true})
 }
 
-// WithoutTenant returns a context in which the slot is asked for by the daemon itself, as in
-// contexts of which nothing was said.
+// WithoutTenant returns a context for the daemon's own operations, as is a context without a
+// caller.
 func WithoutTenant(ctx context.Context) context.Context {
 	return context.WithValue(ctx, callerKey{}, caller{})
 }
@@ -51,56 +48,51 @@ func callerOf(ctx context.Context) caller {
 	return c
 }
 
-// Queue hands out the slot. The callers that wait get it one after the other, round robin,
-// and each caller's operations in the order of asking. However much one caller asks for,
-// another waits for no more operations than there are callers, besides the daemon's own, which
-// have a turn after MaxTenantTurns at the latest. It is safe for concurrent use.
+// Queue grants the slot to waiting callers round-robin, and to each caller's operations in order.
+// However much one caller asks for, another waits for one operation of each at most, and for the
+// daemon's own, which get a turn after at most MaxTenantTurns. It is safe for concurrent use.
 //
-// It bounds how many operations wait. When it is full, the latest one of the caller with the
-// most waiting is rejected, so that no caller can fill it for others. It bounds, too, how
-// long tenants wait.
+// If the queue is full, it rejects the latest operation of the caller with the most waiting, so
+// that no caller can fill it for others. It also bounds the wait of tenants.
 type Queue struct {
 	limit   int
 	timeout time.Duration
 
-	// mu guards the rest. It is held for a few steps in memory.
+	// mu guards the fields below, for a few steps in memory.
 	mu   sync.Mutex
 	held bool
-	// lines has the operations that wait, by caller; round has the lines, the next one
-	// first. Neither has empty ones.
+	// round has the non-empty lines, the next one first.
 	lines    map[caller]*line
 	round    list.List // of *line
 	waiting  int
 	rejected uint64
-	// tenantTurns counts the turns of tenants since the last one of the daemon's own.
+	// tenantTurns counts the turns of tenants since the daemon's last one.
 	tenantTurns int
 }
 
-// line is where the operations of one caller wait.
+// line has the waiting operations of one caller.
 type line struct {
 	caller  caller
 	waiters list.List // of *waiter
 	place   *list.Element
 }
 
-// waiter is an operation that waits. The queue's lock guards it.
+// waiter is a waiting operation. The queue's lock guards it.
 type waiter struct {
 	line  *line
 	place *list.Element
-	// over is closed when the wait is; err is then nil for the slot.
+	// over is closed at the end of the wait; a nil err then means the slot.
 	over chan struct{}
 	err  error
 }
 
-// New returns a queue in which at most limit operations wait, those of tenants at most for
-// the timeout.
+// New returns a queue of at most limit waiting operations. timeout bounds the wait of tenants.
 func New(limit int, timeout time.Duration) *Queue {
 	return &Queue{limit: limit, timeout: timeout, lines: map[caller]*line{}}
 }
 
-// Acquire waits for the slot on behalf of the context's caller and returns the function that
-// releases it, which must be called exactly once. It fails with the context's error when
-// that comes first, with ErrFull and with ErrTimedOut.
+// Acquire waits for the slot on behalf of the context's caller. release must be called exactly
+// once. It fails with ctx's error, ErrFull or ErrTimedOut.
 func (q *Queue) Acquire(ctx context.Context) (release func(), err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -138,7 +130,7 @@ func (q *Queue) Acquire(ctx context.Context) (release func(), err error) {
 	return nil, err
 }
 
-// abandon ends a wait with an error, also when the slot came in the same moment.
+// abandon passes the slot on if that came at the same moment.
 func (q *Queue) abandon(w *waiter, err error) {
 	q.mu.Lock()
 	select {
@@ -157,7 +149,7 @@ func (q *Queue) abandon(w *waiter, err error) {
 	q.mu.Unlock()
 }
 
-// enter has one more operation wait. The caller holds the lock.
+// enter requires the lock.
 func (q *Queue) enter(c caller) *waiter {
 	l := q.lines[c]
 	if l == nil {
@@ -171,7 +163,7 @@ func (q *Queue) enter(c caller) *waiter {
 	return w
 }
 
-// leave ends a wait. The caller holds the lock.
+// leave requires the lock.
 func (q *Queue) leave(w *waiter, err error) {
 	w.line.waiters.Remove(w.place)
 	if w.line.waiters.Len() == 0 {
@@ -183,8 +175,8 @@ func (q *Queue) leave(w *waiter, err error) {
 	close(w.over)
 }
 
-// reject ends the wait of the last operation of the longest line; of several, of the line
-// that is served last. The caller holds the lock.
+// reject ends the wait of the last operation of the longest line; among several, of the line served
+// last. It requires the lock.
 func (q *Queue) reject() {
 	var longest *line
 	for e := q.round.Back(); e != nil; e = e.Prev() {
@@ -196,8 +188,8 @@ func (q *Queue) reject() {
 	q.leave(longest.waiters.Back().Value.(*waiter), ErrFull)
 }
 
-// release gives the slot to the first operation of the next line, which is the last line
-// from then on. The next line is the daemon's own when tenants have had enough turns.
+// release passes the slot to the next line, which moves to the back. The daemon's own line is next
+// if tenants have had MaxTenantTurns.
 func (q *Queue) release() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -218,11 +210,11 @@ func (q *Queue) release() {
 	q.leave(next.Value.(*line).waiters.Front().Value.(*waiter), nil)
 }
 
-// State is what a queue reports of itself.
+// State has the numbers that a queue reports.
 type State struct {
-	// Waiting counts the operations that wait.
+	// Waiting counts waiting operations.
 	Waiting int
-	// Rejected counts the operations that were rejected, or timed out.
+	// Rejected counts operations that were rejected or timed out.
 	Rejected uint64
 }
 

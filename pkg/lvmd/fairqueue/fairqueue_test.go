@@ -19,7 +19,6 @@ import (
 
 const testTimeout = 10 * time.Minute
 
-// depth counts those that wait.
 func (q *Queue) depth() int { return q.State().Waiting }
 
 func TestTheSlotIsGivenInTheOrderOfAsking(t *testing.T) {
@@ -49,8 +48,7 @@ func TestTheSlotIsGivenInTheOrderOfAsking(t *testing.T) {
 	}
 }
 
-// TestTheDaemonsOwnWorkDoesNotWaitForAllTenants has every tenant ask for more as soon as it has had
-// its turn.
+// Every tenant asks again right after its turn.
 func TestTheDaemonsOwnWorkDoesNotWaitForAllTenants(t *testing.T) {
 	const tenants = 3 * MaxTenantTurns
 	q := New(100, testTimeout)
@@ -183,13 +181,11 @@ func TestATenantsWaitEnds(t *testing.T) {
 	}
 }
 
-// namespace is a context of a caller.
 func namespace(ctx context.Context, name string) context.Context {
 	return WithTenant(ctx, Tenant{Cluster: "cluster", Namespace: name})
 }
 
-// crowd asks for turns at a queue whose turn it has itself, one after the
-// other, and takes them down as they come.
+// crowd asks for turns at a queue whose slot it holds, one by one, and records their order.
 type crowd struct {
 	t     testing.TB
 	queue *Queue
@@ -208,7 +204,6 @@ func newCrowd(t testing.TB, limit int) *crowd {
 	return c
 }
 
-// ask has an operation wait.
 func (c *crowd) ask(ctx context.Context, label string) {
 	before := c.queue.depth()
 	go func() {
@@ -220,11 +215,11 @@ func (c *crowd) ask(ctx context.Context, label string) {
 		c.next = done
 		c.came <- label
 	}()
-	// When it is full, one is rejected instead.
+	// If the queue is full, one is rejected instead.
 	waittest.Until(c.t, "it waits", func() bool { return c.queue.depth() > before || len(c.err) > 0 })
 }
 
-// turn passes the turn on, and returns to whom.
+// turn passes the slot on, and returns the label of its next holder.
 func (c *crowd) turn() string {
 	c.next()
 	return <-c.came
@@ -276,7 +271,7 @@ func TestAFullQueueRejectsTheLatestOfTheCallerWithTheMostWaiting(t *testing.T) {
 	if err := <-c.err; !errors.Is(err, ErrFull) || err.Error()[:6] != "busy-1" {
 		t.Errorf("error %v", err)
 	}
-	// Now all have one: none gives way.
+	// Now each has one: none gives way.
 	if _, err := c.queue.Acquire(namespace(t.Context(), "fourth")); !errors.Is(err, ErrFull) {
 		t.Errorf("error %v", err)
 	}
@@ -290,8 +285,7 @@ func TestAFullQueueRejectsTheLatestOfTheCallerWithTheMostWaiting(t *testing.T) {
 	}
 }
 
-// linesModel is what a queue should do, said in another way: each caller's
-// waiters, and the callers in the order of their turns.
+// linesModel is the reference: each caller's waiters, and the callers in the order of their turns.
 type linesModel struct {
 	waiting map[string][]string
 	round   []string
