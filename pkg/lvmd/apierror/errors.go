@@ -17,8 +17,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/fairqueue"
 )
 
-// Error is an error as callers of the service see it: a gRPC code and an ErrorInfo. It
-// unwraps to its cause.
+// Error is an error with a gRPC code and an ErrorInfo. It unwraps to its cause.
 type Error struct {
 	code     codes.Code
 	reason   string
@@ -36,7 +35,7 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.cause }
 
-// GRPCStatus makes gRPC send the code and the details.
+// GRPCStatus lets gRPC send the code and the details.
 func (e *Error) GRPCStatus() *status.Status {
 	s := status.New(e.code, e.Error())
 	if e.reason == "" {
@@ -60,7 +59,7 @@ func InvalidField(field, format string, args ...any) error {
 	}
 }
 
-// FormatRefused is INVALID_ARGUMENT for settings with which no file system can be made, for why.
+// FormatRefused is INVALID_ARGUMENT for settings that mkfs rejected.
 func FormatRefused(settings string, cause error) error {
 	return &Error{
 		code: codes.InvalidArgument, reason: names.ReasonFormatRefused,
@@ -84,13 +83,12 @@ func IsNotFound(err error) bool {
 	return ok && e.code == codes.NotFound
 }
 
-// NotThin is FAILED_PRECONDITION for what only thin volumes can do.
+// NotThin is FAILED_PRECONDITION for operations of thin volumes only.
 func NotThin(format string, args ...any) error {
 	return &Error{code: codes.FailedPrecondition, reason: names.ReasonNotThin, message: fmt.Sprintf(format, args...)}
 }
 
-// VolumeLeftAlone is FAILED_PRECONDITION for a volume with tags of Carve that are not taken for
-// those of a volume, for why.
+// VolumeLeftAlone is FAILED_PRECONDITION for a volume whose tags lvmd does not accept.
 func VolumeLeftAlone(id, group, why string) error {
 	return &Error{
 		code: codes.FailedPrecondition, reason: names.ReasonVolumeLeftAlone,
@@ -103,8 +101,7 @@ func ClassNotFound(format string, args ...any) error {
 	return &Error{code: codes.NotFound, reason: names.ReasonClassNotFound, message: fmt.Sprintf(format, args...)}
 }
 
-// RequestDiffers is ALREADY_EXISTS for a name that an earlier request has, which asked for
-// something else.
+// RequestDiffers is ALREADY_EXISTS for a name with a different earlier request.
 func RequestDiffers(name, difference string) error {
 	return &Error{
 		code: codes.AlreadyExists, reason: names.ReasonRequestDiffers,
@@ -112,12 +109,12 @@ func RequestDiffers(name, difference string) error {
 	}
 }
 
-// NoSpace is RESOURCE_EXHAUSTED: there is too little free space.
+// NoSpace is RESOURCE_EXHAUSTED for lack of free space.
 func NoSpace(format string, args ...any) error {
 	return &Error{code: codes.ResourceExhausted, reason: names.ReasonNoSpace, message: fmt.Sprintf(format, args...)}
 }
 
-// SizeOutOfRange is OUT_OF_RANGE: no size fits between what is required and the limit.
+// SizeOutOfRange is OUT_OF_RANGE if no size fits between the required one and the limit.
 func SizeOutOfRange(format string, args ...any) error {
 	return &Error{code: codes.OutOfRange, reason: names.ReasonSizeOutOfRange, message: fmt.Sprintf(format, args...)}
 }
@@ -138,8 +135,8 @@ func VolumeKept(id string) error {
 	}
 }
 
-// HasDependents is FAILED_PRECONDITION for a volume on which other logical volumes depend; which
-// says what they are.
+// HasDependents is FAILED_PRECONDITION for a volume with dependents, which the parameter which
+// describes.
 func HasDependents(id, which string) error {
 	return &Error{
 		code: codes.FailedPrecondition, reason: names.ReasonHasDependents,
@@ -155,9 +152,9 @@ func VolumeWritten(id string) error {
 	}
 }
 
-// WritesNotCounted is FAILED_PRECONDITION for the source of a copy of which the kernel does not
-// count what is written to it: whether the copy would be of one point in time is not known.
-// lvmd makes the kernel count when a copy begins.
+// WritesNotCounted is FAILED_PRECONDITION for the source of a copy if the kernel does not count
+// writes to it, which would show whether the copy is of one point in time. lvmd enables that when a
+// copy begins.
 func WritesNotCounted(id string, cause error) error {
 	return &Error{
 		code: codes.FailedPrecondition, reason: names.ReasonWritesNotCounted,
@@ -166,7 +163,7 @@ func WritesNotCounted(id string, cause error) error {
 	}
 }
 
-// OperationPending is ABORTED: the caller is to try again.
+// OperationPending is ABORTED: the caller should retry.
 func OperationPending(format string, args ...any) error {
 	return &Error{code: codes.Aborted, reason: names.ReasonOperationPending, message: fmt.Sprintf(format, args...)}
 }
@@ -176,14 +173,14 @@ func DeviceMissing(format string, args ...any) error {
 	return &Error{code: codes.Unavailable, reason: names.ReasonDeviceMissing, message: fmt.Sprintf(format, args...)}
 }
 
-// NotResponding is UNAVAILABLE for a volume group for which LVM does not answer. Nothing was
-// begun: callers may ask another node at once.
+// NotResponding is UNAVAILABLE while LVM does not answer for a volume group. Nothing was begun:
+// callers may ask another node at once.
 func NotResponding(format string, args ...any) error {
 	return &Error{code: codes.Unavailable, reason: names.ReasonNotResponding, message: fmt.Sprintf(format, args...)}
 }
 
-// Begun is for errors of an operation that had effects already. One that says that nothing was
-// begun becomes that of a command that timed out, whose outcome is unknown.
+// Begun converts the error of an operation that already had effects: NotResponding, which denies
+// that, becomes a timeout with unknown outcome.
 func Begun(err error) error {
 	e, ok := errors.AsType[*Error](err)
 	if !ok || e.reason != names.ReasonNotResponding {
@@ -192,25 +189,25 @@ func Begun(err error) error {
 	return &Error{code: codes.DeadlineExceeded, reason: names.ReasonCommandTimedOut, message: e.message, cause: e.cause}
 }
 
-// LeaderSuperseded is FAILED_PRECONDITION for a change that an earlier leader than the newest asks for.
+// LeaderSuperseded is FAILED_PRECONDITION for a request of a leader that is no longer the newest.
 func LeaderSuperseded(format string, args ...any) error {
 	return &Error{code: codes.FailedPrecondition, reason: names.ReasonLeaderSuperseded, message: fmt.Sprintf(format, args...)}
 }
 
-// WrongTransport is PERMISSION_DENIED for a method that the transport of the call does not serve.
+// WrongTransport is PERMISSION_DENIED for a method that the call's transport does not serve.
 func WrongTransport(format string, args ...any) error {
 	return &Error{code: codes.PermissionDenied, reason: names.ReasonWrongTransport, message: fmt.Sprintf(format, args...)}
 }
 
-// ErrNotStored is matched by errors of writes to the journal, which then had no effect.
+// ErrNotStored matches failed writes to the journal, which had no effect.
 var ErrNotStored = errors.New("the journal cannot be written")
 
 // ErrStopping is the error of operations in flight when lvmd stops.
 var ErrStopping error = &Error{code: codes.Unavailable, message: "lvmd is stopping"}
 
-// Reworded returns an error as it is, but for words in its text that are others at each attempt,
-// such as a new volume's id: old and new come in pairs. Kubernetes counts Events whose text is the
-// same, and keeps all others.
+// Reworded replaces words that differ between attempts, such as a new volume's id, in the error's
+// text. pairs alternates old and new. Kubernetes counts Events with the same text, and keeps all
+// others.
 func Reworded(err error, pairs ...string) error {
 	e, ok := errors.AsType[*Error](err)
 	if !ok {
@@ -226,8 +223,8 @@ func Reworded(err error, pairs ...string) error {
 	return &reworded
 }
 
-// From turns any error of an operation into one with a code; doing says what was attempted. It
-// returns nil for nil, and an *Error as it is.
+// From returns an error with a code for any error of an operation; doing says what was attempted.
+// It returns nil, and an *Error, unchanged.
 func From(doing string, err error) error {
 	if err == nil {
 		return nil
@@ -243,8 +240,8 @@ func From(doing string, err error) error {
 		{lvm.ErrNoSpace, codes.ResourceExhausted, names.ReasonNoSpace},
 		{lvm.ErrDeviceMissing, codes.Unavailable, names.ReasonDeviceMissing},
 		{lvm.ErrUnavailable, codes.Unavailable, names.ReasonDeviceMissing},
-		// The model has it: its disks are gone, or fail, or it was removed behind
-		// our back, which the scan that follows finds.
+		// The inventory has the volume: its disks are gone or fail, or another program removed it,
+		// which the next scan finds.
 		{lvm.ErrNotFound, codes.Unavailable, names.ReasonDeviceMissing},
 		{unix.EIO, codes.Unavailable, names.ReasonDeviceMissing},
 		{lvm.ErrTimedOut, codes.DeadlineExceeded, names.ReasonCommandTimedOut},
