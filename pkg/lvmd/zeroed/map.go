@@ -2,20 +2,19 @@ package zeroed
 
 import "github.com/carve-csi/carve/pkg/lvm"
 
-// Map is the space of a volume group that is known to hold zeroes because lvmd wiped
-// it, and because nothing has been given it since: of each physical volume, by UUID, a set
-// of bytes. What is free but not in it may hold anything: what an earlier owner of the disk
-// left, or a volume that an administrator removed by hand.
+// Map is the space of a volume group that lvmd wiped and did not allocate since: a set of bytes for
+// each physical volume, by UUID. Other free space may hold anything, from an earlier owner of the
+// disk or a volume that an administrator removed.
 //
-// It is true of one sequence number of the group's metadata. After a change that is not
-// accounted for, the caller replaces it with an empty one. So whatever is missed, or lost
-// with the journal, costs a wipe too many and never one too few.
+// It is valid for one sequence number of the group's metadata. After a change that is not accounted
+// for, the caller replaces it with an empty one. Thus a lost record costs an unnecessary wipe, and
+// never omits a necessary one.
 //
 // It is not safe for concurrent use.
 type Map map[string]Set
 
-// Allocate removes what a volume was given, and returns the stretches of the volume, from the
-// byte from on, that are not known to hold zeroes.
+// Allocate removes a volume's segments. It returns the stretches of the volume, from the byte from
+// on, that may not hold zeroes.
 func (c Map) Allocate(pieces []lvm.Segment, from int64) Set {
 	var notZeroed Set
 	for _, p := range pieces {
@@ -31,8 +30,8 @@ func (c Map) Allocate(pieces []lvm.Segment, from int64) Set {
 	return notZeroed
 }
 
-// Free adds what was wiped and is free now. Where a device does not hold the volume's very
-// bytes, as that of parity does not, nothing is added.
+// Free adds wiped, freed segments, except those whose devices hold other bytes than the volume,
+// such as parity.
 func (c Map) Free(pieces []lvm.Segment) {
 	for _, p := range pieces {
 		if !p.Exact {
@@ -44,7 +43,7 @@ func (c Map) Free(pieces []lvm.Segment) {
 	}
 }
 
-// Holds reports whether all that a piece lies on is known to hold zeroes.
+// Holds reports whether the whole segment holds zeroes.
 func (c Map) Holds(p lvm.Segment) bool {
 	for _, a := range p.Areas {
 		if !c[a.Device].holds(Span{a.Start, a.Start + a.Length}) {
@@ -54,7 +53,7 @@ func (c Map) Holds(p lvm.Segment) bool {
 	return true
 }
 
-// Size counts the bytes.
+// Size is in bytes.
 func (c Map) Size() int64 {
 	var n int64
 	for _, s := range c {
@@ -63,7 +62,7 @@ func (c Map) Size() int64 {
 	return n
 }
 
-// Edges returns, for each device, the starts and ends of its stretches alternately.
+// Edges returns alternate starts and ends of stretches, by device.
 func (c Map) Edges() map[string][]int64 {
 	edges := map[string][]int64{}
 	for device, s := range c {
@@ -74,7 +73,7 @@ func (c Map) Edges() map[string][]int64 {
 	return edges
 }
 
-// Add adds stretches as edges returned them.
+// Add reverses Edges.
 func (c Map) Add(edges map[string][]int64) {
 	for device, e := range edges {
 		for ; len(e) >= 2; e = e[2:] {

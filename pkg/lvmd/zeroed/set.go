@@ -5,20 +5,20 @@ import (
 	"slices"
 )
 
-// Span is a stretch of bytes: From is in it, To is not.
+// Span excludes To.
 type Span struct{ From, To int64 }
 
-// Set is a set of bytes: sorted, not empty, neither overlapping nor touching.
-// Its methods leave their operands as they are.
+// Set is sorted; its spans are not empty and neither overlap nor touch. Its methods do not modify
+// their operands.
 type Set []Span
 
-// Plus is the union with one more stretch.
+// Plus returns the union with a span.
 func (s Set) Plus(add Span) Set {
 	if add.From >= add.To {
 		return s
 	}
-	// i is the first span that touches add or lies behind it, j the first one
-	// that lies behind it and does not touch it.
+	// i is the first span that touches add or lies behind it, j the first that lies behind it and
+	// does not touch it.
 	i, _ := slices.BinarySearchFunc(s, add.From, func(e Span, at int64) int { return cmp.Compare(e.To, at) })
 	j := i
 	for j < len(s) && s[j].From <= add.To {
@@ -28,7 +28,7 @@ func (s Set) Plus(add Span) Set {
 	return slices.Concat(s[:i], Set{add}, s[j:])
 }
 
-// Minus is the set without a stretch.
+// Minus returns the set without a span.
 func (s Set) Minus(cut Span) Set {
 	if cut.From >= cut.To {
 		return s
@@ -47,7 +47,6 @@ func (s Set) Minus(cut Span) Set {
 	return slices.Concat(s[:i], kept, s[j:])
 }
 
-// holds reports whether all of a stretch is in the set.
 func (s Set) holds(part Span) bool {
 	if part.From >= part.To {
 		return true
@@ -56,7 +55,6 @@ func (s Set) holds(part Span) bool {
 	return i < len(s) && s[i].From <= part.From && part.To <= s[i].To
 }
 
-// size counts the bytes.
 func (s Set) size() int64 {
 	var n int64
 	for _, e := range s {
