@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// Signal wakes the one goroutine that waits for it. One that comes while nothing waits is kept;
-// more of them are one. Its methods are safe for concurrent use.
+// Signal wakes one goroutine. It is kept while none waits, and several are one. Its methods are
+// safe for concurrent use.
 type Signal chan struct{}
 
-// New makes a signal.
+// New returns a signal.
 func New() Signal { return make(Signal, 1) }
 
 // Set wakes the waiting goroutine, or the next one that waits. It never blocks.
@@ -21,8 +21,8 @@ func (s Signal) Set() {
 	}
 }
 
-// Wait returns true when the signal was set or, unless it is zero, until has come, and false when
-// ctx is done.
+// Wait waits for the signal or, unless that is zero, for the time until. It returns false when ctx
+// is done.
 func (s Signal) Wait(ctx context.Context, until time.Time) bool {
 	var timer <-chan time.Time
 	if !until.IsZero() {
@@ -39,7 +39,7 @@ func (s Signal) Wait(ctx context.Context, until time.Time) bool {
 	return true
 }
 
-// Earlier returns the earlier of two times, of which zero is never.
+// Earlier returns the earlier of two times; zero means never.
 func Earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b
