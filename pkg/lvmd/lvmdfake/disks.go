@@ -25,25 +25,22 @@ const AllocationUnit = 4 << 20
 type Class struct {
 	Name    string
 	Default bool
-	// Group is the volume group; empty for one that no other class has.
+	// Group is the volume group; empty means one of its own.
 	Group string
-	// Bytes is the size of the volume group, given with each of its classes.
+	// Bytes is the size of the volume group, the same in all its classes.
 	Bytes int64
-	// Mirrored classes keep everything twice, with a unit of bookkeeping beside
-	// each copy, as raid1 does.
+	// Mirrored classes keep two copies, each with a unit of metadata, as raid1 does.
 	Mirrored bool
 	// Thin classes have snapshots, which count with their volume's size.
-	Thin bool
-	// Conditions are those that the class has.
+	Thin       bool
 	Conditions []*lvmdv1.Condition
-	// Groups are reported beside the volume group.
+	// Groups are reported in addition to Group.
 	Groups []*lvmdv1.ClassGroup
 }
 
-// group names the volume group of the class.
 func (c *Class) group() string { return cmp.Or(c.Group, c.Name) }
 
-// costs are what a unit of a volume takes of the group, and a volume besides.
+// costs returns the bytes of the group per unit of a volume, and per volume.
 func (c *Class) costs() (unit, volume int64) {
 	if c.Mirrored {
 		return 2 * AllocationUnit, 2 * AllocationUnit
@@ -51,13 +48,13 @@ func (c *Class) costs() (unit, volume int64) {
 	return AllocationUnit, 0
 }
 
-// disks are what a node holds: it survives lvmd's process runs. The server's lock protects it.
+// disks are the state that survives lvmd's process runs. The server's lock guards it.
 type disks struct {
-	id        string // of which the UUIDs of the volume groups are made
+	id        string // prefix of the groups' UUIDs
 	classes   map[string]*Class
 	volumes   map[string]*lvmdv1.Volume   // by id
 	snapshots map[string]*lvmdv1.Snapshot // by id
-	devices   uint32                      // how many devices were ever made
+	devices   uint32                      // counts the devices ever made
 }
 
 func newDisks(classes []Class) disks {
@@ -72,7 +69,7 @@ func byName(classes []Class) map[string]*Class {
 	return out
 }
 
-// class finds a class by name; the empty name finds the default.
+// class finds the default by the empty name.
 func (d *disks) class(name string) (*Class, error) {
 	for _, c := range d.classes {
 		if c.Name == name || name == "" && c.Default {
@@ -82,7 +79,7 @@ func (d *disks) class(name string) (*Class, error) {
 	return nil, apierror.ClassNotFound("no device class %q; this node offers %s", name, strings.Join(slices.Sorted(maps.Keys(d.classes)), ", "))
 }
 
-// volume finds a volume by its name, or without one by its id; nil when there is none.
+// volume finds a volume by name or, if that is empty, by id; or nil.
 func (d *disks) volume(id, name string) *lvmdv1.Volume {
 	if name == "" {
 		return d.volumes[id]
@@ -99,7 +96,6 @@ func (d *disks) named(name string) *lvmdv1.Volume {
 	return nil
 }
 
-// snapshot finds a snapshot by id or name; nil where there is none.
 func (d *disks) snapshot(id, name string) *lvmdv1.Snapshot {
 	for _, snapshot := range d.snapshots {
 		if snapshot.GetId() == id || name != "" && snapshot.GetName() == name {
@@ -109,7 +105,7 @@ func (d *disks) snapshot(id, name string) *lvmdv1.Snapshot {
 	return nil
 }
 
-// source finds what a volume is to be made of: a volume, or a snapshot as one.
+// source returns a snapshot as a volume.
 func (d *disks) source(from *lvmdv1.VolumeSource) (*lvmdv1.Volume, error) {
 	if id := from.GetSnapshotId(); id != "" {
 		s := d.snapshots[id]
@@ -125,7 +121,6 @@ func (d *disks) source(from *lvmdv1.VolumeSource) (*lvmdv1.Volume, error) {
 	return v, nil
 }
 
-// volumeOf is the volume that a request asks for, as far as that says.
 func volumeOf(r *lvmdv1.CreateVolumeRequest, class *Class) *lvmdv1.Volume {
 	v := &lvmdv1.Volume{
 		Name: r.GetName(), DeviceClass: class.Name, SizeBytes: roundUp(r.GetRequiredBytes()), Mode: r.GetMode(), FsType: r.GetFsType(),
@@ -139,8 +134,7 @@ func volumeOf(r *lvmdv1.CreateVolumeRequest, class *Class) *lvmdv1.Volume {
 	return v
 }
 
-// identify gives a new volume its place, its id and its device, which is 253:N, where N counts the
-// devices ever made.
+// identify sets what the server chooses. The device is 253:N, where N counts the devices ever made.
 func (d *disks) identify(v *lvmdv1.Volume, class *Class) {
 	d.devices++
 	v.Id, v.CreatedAt = "cv"+newID(), timestamppb.New(time.Now())
@@ -154,7 +148,6 @@ func (d *disks) identify(v *lvmdv1.Volume, class *Class) {
 	}
 }
 
-// headerBytes is what an encrypted volume takes besides its size.
 func headerBytes(v *lvmdv1.Volume) int64 {
 	if v.GetEncryption() == names.EncryptionLUKS {
 		return luks.HeaderBytes
@@ -164,7 +157,7 @@ func headerBytes(v *lvmdv1.Volume) int64 {
 
 func roundUp(size int64) int64 { return (size + AllocationUnit - 1) / AllocationUnit * AllocationUnit }
 
-// free is the largest volume that the class can have, in bytes.
+// free returns the largest possible volume, in bytes.
 func (d *disks) free(c *Class) int64 {
 	free := c.Bytes
 	take := func(class string, bytes int64) {
@@ -183,7 +176,6 @@ func (d *disks) free(c *Class) int64 {
 	return max(0, (free-volume)/unit*AllocationUnit)
 }
 
-// allReports are those of all classes.
 func (d *disks) allReports() []*lvmdv1.DeviceClass {
 	var out []*lvmdv1.DeviceClass
 	for _, name := range slices.Sorted(maps.Keys(d.classes)) {
@@ -192,7 +184,7 @@ func (d *disks) allReports() []*lvmdv1.DeviceClass {
 	return out
 }
 
-// reports are those of a class and of all that share its group.
+// reports covers the class and those that share its group.
 func (d *disks) reports(class string) []*lvmdv1.DeviceClass {
 	var out []*lvmdv1.DeviceClass
 	for _, name := range slices.Sorted(maps.Keys(d.classes)) {
@@ -223,10 +215,9 @@ func (d *disks) report(c *Class) *lvmdv1.DeviceClass {
 
 func (d *disks) groupUUID(c *Class) string { return d.id + "-" + c.group() }
 
-// sorted are the volumes by id.
 func (d *disks) sorted() []*lvmdv1.Volume {
 	return slices.SortedFunc(maps.Values(d.volumes), func(a, b *lvmdv1.Volume) int { return strings.Compare(a.GetId(), b.GetId()) })
 }
 
-// newID returns 26 random characters of those that ids have.
+// newID returns 26 random characters of the alphabet of ids.
 func newID() string { return strings.ToLower(rand.Text()) }

@@ -21,7 +21,7 @@ func (s *Server) SetClasses(classes ...Class) {
 	s.changes.publish(&lvmdv1.WatchResponse{Classes: s.disks.allReports(), RemovedClasses: slices.Sorted(maps.Keys(before))})
 }
 
-// SetClass gives a class another size and other conditions.
+// SetClass changes the size and conditions of a class.
 func (s *Server) SetClass(name string, bytes int64, conditions ...*lvmdv1.Condition) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -29,8 +29,7 @@ func (s *Server) SetClass(name string, bytes int64, conditions ...*lvmdv1.Condit
 	s.changes.publish(&lvmdv1.WatchResponse{Classes: s.disks.reports(name)})
 }
 
-// Resize changes the size of a class' group, as an administrator's vgextend would;
-// zero removes the class.
+// Resize changes the size of a class' group, as vgextend does; zero removes the class.
 func (s *Server) Resize(class string, bytes int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -50,8 +49,8 @@ func (s *Server) Resize(class string, bytes int64) {
 	s.changes.publish(&lvmdv1.WatchResponse{Classes: s.disks.reports(class)})
 }
 
-// Put has lvmd report a volume as it is given, whether that was made here or not: as a disk, an
-// administrator or a compromised node changes it. It replaces the one with its id.
+// Put inserts or replaces a volume in the reports, by its id, as a disk, an administrator or a
+// compromised node may.
 func (s *Server) Put(v *lvmdv1.Volume) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -60,14 +59,13 @@ func (s *Server) Put(v *lvmdv1.Volume) {
 	s.publish(v, nil)
 }
 
-// SetHealth says what is wrong with a volume: conditions of lvmd's, and what the node
-// plugin found.
+// SetHealth sets the conditions of lvmd and of the node plugin on a volume.
 func (s *Server) SetHealth(id string, conditions, found []*lvmdv1.Condition) {
 	s.alter(id, func(v *lvmdv1.Volume) { v.Conditions, v.Found = conditions, found })
 }
 
-// SetCopied makes the volume of a name look as one of which so much has been copied, in bytes, or,
-// with -1, as one that is complete.
+// SetCopied makes the named volume an unfinished copy of the given bytes, or a complete one with
+// -1.
 func (s *Server) SetCopied(name string, bytes int64) {
 	s.alter(s.Volumes()[name].GetId(), func(v *lvmdv1.Volume) {
 		v.State, v.CopiedBytes = lvmdv1.VolumeState_VOLUME_STATE_CREATING, bytes
@@ -77,12 +75,11 @@ func (s *Server) SetCopied(name string, bytes int64) {
 	})
 }
 
-// Empty has the encrypted volume of a name lose its key and all that it held.
+// Empty makes the named encrypted volume lose its key and data.
 func (s *Server) Empty(name string, when time.Time) {
 	s.alter(s.Volumes()[name].GetId(), func(v *lvmdv1.Volume) { v.EmptiedAt = timestamppb.New(when) })
 }
 
-// alter changes a volume without a call.
 func (s *Server) alter(id string, do func(*lvmdv1.Volume)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,16 +1,15 @@
 // Package lvmdfake is lvmd's service without disks: volume groups, volumes and snapshots are
-// entries in maps. Tests of both of lvmd's callers stand on it, those of the controller over the
-// uplink (package uplinktest) and those of the node plugin over a socket (package drivertest); so
-// does the benchmark's fleet. Therefore it lies beside lvmd, whose errors it returns, and below
-// neither caller.
+// entries in maps. Tests of both of lvmd's callers use it, the controller's over the uplink
+// (package uplinktest) and the node plugin's over a socket (package drivertest), as does the
+// benchmark's fleet.
 //
 // It keeps the contract of the service: calls may be repeated, errors have lvmd's codes and
-// reasons, and Watch shows every change in order. Tests can delay and fail calls, lose
-// answers, and change what is there as an administrator or a failing disk does. It formats and wipes
-// nothing, has no journal, and does not serve adoptions.
+// reasons, and Watch shows every change in order. Tests can delay and fail calls, lose answers, and
+// change the state as an administrator or a failing disk does. It formats and wipes nothing, has no
+// journal, and does not serve adoptions.
 //
-// Read it from lvmdfake.go, which has the calls about volumes; watch.go has Watch, snapshots.go
-// snapshots, events.go what happens to a node besides calls, and disks.go what the disks hold.
+// lvmdfake.go has the calls about volumes, watch.go Watch, snapshots.go snapshots, events.go the
+// events of a node, and disks.go its state.
 package lvmdfake
 
 import (
@@ -30,33 +29,27 @@ import (
 	"github.com/carve-csi/carve/pkg/quantity"
 )
 
-// Hooks let a test interfere. Each may be nil. All but Device are called without locks.
+// Hooks let a test interfere. Each may be nil. All but Device are called without locks. Those named
+// Before run before the call has any effect, and may delay or fail it.
 type Hooks struct {
-	// BeforeCreate delays or fails a create before it has any effect.
 	BeforeCreate func(context.Context, *lvmdv1.CreateVolumeRequest) error
-	// AfterCreate fails a create after it took effect: a lost answer.
+	// AfterCreate fails a create after its effect: a lost answer.
 	AfterCreate func(context.Context, *lvmdv1.Volume) error
-	// Answer changes the volume that a create is answered with, and no other.
-	Answer func(*lvmdv1.Volume)
-	// BeforeDelete delays or fails a delete before it has any effect.
-	BeforeDelete func(context.Context, *lvmdv1.DeleteVolumeRequest) error
-	// BeforeExpand delays or fails an expansion before it has any effect.
-	BeforeExpand func(context.Context, *lvmdv1.ExpandVolumeRequest) error
-	// BeforeSnapshot delays or fails a snapshot before it has any effect.
-	BeforeSnapshot func(context.Context, *lvmdv1.CreateSnapshotRequest) error
-	// BeforeDeleteSnapshot delays or fails the deletion of a snapshot before it has any effect.
+	// Answer changes only the volume in the answer to a create.
+	Answer               func(*lvmdv1.Volume)
+	BeforeDelete         func(context.Context, *lvmdv1.DeleteVolumeRequest) error
+	BeforeExpand         func(context.Context, *lvmdv1.ExpandVolumeRequest) error
+	BeforeSnapshot       func(context.Context, *lvmdv1.CreateSnapshotRequest) error
 	BeforeDeleteSnapshot func(context.Context, *lvmdv1.DeleteSnapshotRequest) error
-	// BeforeKeep delays or fails a note that a volume is kept before it has any effect.
-	BeforeKeep func(context.Context, *lvmdv1.KeepVolumeRequest) error
-	// BeforeModify delays or fails a change before it has any effect.
-	BeforeModify func(context.Context, *lvmdv1.ModifyVolumeRequest) error
-	// Device makes the device of a volume that is created, or grows it, before any caller sees the
-	// volume so. It is called with the server's lock held.
+	BeforeKeep           func(context.Context, *lvmdv1.KeepVolumeRequest) error
+	BeforeModify         func(context.Context, *lvmdv1.ModifyVolumeRequest) error
+	// Device makes or grows the device of a volume, before any caller sees the change. The server's
+	// lock is held.
 	Device func(*lvmdv1.Volume)
 }
 
 // Server is one node's lvmd. All methods may be called concurrently. Messages that it returned or
-// was given are never changed afterwards.
+// got are never changed afterwards.
 type Server struct {
 	lvmdv1.UnimplementedLVMDServer
 
@@ -70,14 +63,13 @@ type Server struct {
 	notes   int
 }
 
-// New makes a node with these classes, on new disks: another server for the same
-// node is the node with other disks.
+// New returns a node with new disks.
 func New(node string, classes ...Class) *Server {
 	return &Server{node: node, disks: newDisks(classes), changes: newChanges()}
 }
 
-// Restart begins a new process run of lvmd on the same disks, in the node of that name.
-// The server must not be attached.
+// Restart begins a new process run of lvmd on the same disks, in a node of the given name. The
+// server must not be attached.
 func (s *Server) Restart(node string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -91,7 +83,7 @@ func (s *Server) Epoch() string {
 	return s.changes.epoch
 }
 
-// Node is the name of the node that the server is of.
+// Node returns the node's name.
 func (s *Server) Node() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -112,14 +104,14 @@ func (s *Server) SetHooks(h Hooks) {
 	s.hooks = h
 }
 
-// SetDown makes all calls but Watch fail with Unavailable while it is set.
+// SetDown makes all calls but Watch fail with Unavailable.
 func (s *Server) SetDown(down bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.down = down
 }
 
-// Volumes returns the volumes there are, by name.
+// Volumes returns all volumes, by name.
 func (s *Server) Volumes() map[string]*lvmdv1.Volume {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -130,14 +122,14 @@ func (s *Server) Volumes() map[string]*lvmdv1.Volume {
 	return out
 }
 
-// Creates is how many volumes were ever made.
+// Creates counts all volumes ever created.
 func (s *Server) Creates() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.creates
 }
 
-// Notes is how many calls of NoteHealth there were.
+// Notes counts the calls of NoteHealth.
 func (s *Server) Notes() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -204,7 +196,7 @@ func (s *Server) create(r *lvmdv1.CreateVolumeRequest) (*lvmdv1.Volume, error) {
 	return v, nil
 }
 
-// agree fails if a volume that exists is not the one that was requested by its name.
+// agree fails if an existing volume is not the requested one of its name.
 func agree(v, requested *lvmdv1.Volume) error {
 	if a, b := v.GetSizeBytes(), requested.GetSizeBytes(); a < b || a > b && requested.GetSource() == nil {
 		return apierror.RequestDiffers(v.GetName(), fmt.Sprintf("required_bytes is %d, asked for %d", a, b))
@@ -215,7 +207,6 @@ func agree(v, requested *lvmdv1.Volume) error {
 	return nil
 }
 
-// fits fails if a volume cannot be made of a source.
 func fits(v, source *lvmdv1.Volume) error {
 	switch {
 	case source.GetMode() != v.GetMode():
@@ -352,7 +343,7 @@ func (s *Server) NoteHealth(_ context.Context, r *lvmdv1.NoteHealthRequest) (*lv
 	return &lvmdv1.NoteHealthResponse{}, err
 }
 
-// Error makes an error as lvmd does: a status with an ErrorInfo.
+// Error returns an error like lvmd's: a status with an ErrorInfo.
 func Error(code codes.Code, reason, message string) error {
 	s, err := status.New(code, message).WithDetails(&errdetails.ErrorInfo{Domain: names.ErrorDomain, Reason: reason})
 	if err != nil {
@@ -361,7 +352,6 @@ func Error(code codes.Code, reason, message string) error {
 	return s.Err()
 }
 
-// before runs a hook ahead of a call.
 func before[R any](ctx context.Context, hook func(context.Context, R) error, r R) error {
 	if hook == nil {
 		return nil
@@ -379,8 +369,8 @@ func (s *Server) begin() (unlock func(), err error) {
 	return s.mu.Unlock, nil
 }
 
-// change is a call that changes a volume: do gets a copy, which takes the volume's place and is
-// published with the classes of its group, and returned.
+// change lets do modify a copy of a volume, which then replaces it and is published with the
+// classes of its group.
 func (s *Server) change(id string, do func(*lvmdv1.Volume) error) (*lvmdv1.Volume, error) {
 	unlock, err := s.begin()
 	if err != nil {
@@ -399,14 +389,14 @@ func (s *Server) change(id string, do func(*lvmdv1.Volume) error) (*lvmdv1.Volum
 	return proto.CloneOf(v), nil
 }
 
-// device makes or grows a volume's device. Called with the lock held.
+// device requires the lock.
 func (s *Server) device(v *lvmdv1.Volume) {
 	if s.hooks.Device != nil {
 		s.hooks.Device(v)
 	}
 }
 
-// publish reports a volume that was created or changed, with classes. Called with the lock held.
+// publish requires the lock.
 func (s *Server) publish(v *lvmdv1.Volume, classes []*lvmdv1.DeviceClass) {
 	s.changes.publish(&lvmdv1.WatchResponse{Classes: classes, Volumes: []*lvmdv1.Volume{v}})
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/carve-csi/carve/pkg/quantity"
 )
 
-// Snapshots returns the snapshots there are, by name.
+// Snapshots returns all snapshots, by name.
 func (s *Server) Snapshots() map[string]*lvmdv1.Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -7,7 +7,7 @@ import (
 	"github.com/carve-csi/carve/api/names"
 )
 
-// changes are what happened during one process run of lvmd. The server's lock protects it.
+// changes are those of one process run of lvmd. The server's lock guards them.
 type changes struct {
 	epoch      string
 	generation uint64
@@ -17,7 +17,6 @@ type changes struct {
 
 func newChanges() changes { return changes{epoch: newID(), published: make(chan struct{})} }
 
-// publish notifies the watchers of a change.
 func (c *changes) publish(r *lvmdv1.WatchResponse) {
 	c.generation++
 	r.Epoch, r.Generation = c.epoch, c.generation
