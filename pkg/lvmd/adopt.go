@@ -15,28 +15,23 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/volumegroup"
 )
 
-// A logical volume becomes a volume of ours in two steps: it is tagged, and it gets an id for
-// a name. Only with both it is one, so the rename decides. What is killed between the steps
-// leaves a logical volume that is no volume of ours, with tags that the next attempt
-// replaces; what is killed after them, the next scan adopts as it does after a journal was
-// lost. The volume's former name is one of the tags until the adoption is confirmed.
+// Adopting a logical volume tags it, then renames it to an id. A logical volume with tags but
+// no id is not a volume, so the rename decides. After a crash between the two, the next attempt
+// replaces the tags; after a crash past both, the next scan adopts the volume as it does after
+// a lost journal. A tag keeps the former name until the adoption is confirmed.
 
-// adopter makes logical volumes of other drivers volumes of ours.
 type adopter struct {
 	*core
 	probe func(device string) (filesystem.Info, error)
 }
 
-// candidate is a logical volume that is to be adopted.
 type candidate struct {
-	group *volumegroup.Group
-	lv    *lvm.Volume
-	ident spec.Identity
-	// report is what it would be reported as.
+	group  *volumegroup.Group
+	lv     *lvm.Volume
+	ident  spec.Identity
 	report *lvmdv1.Volume
 }
 
-// tags are those that the adopted volume has.
 func (c *candidate) tags() []string { return append(c.ident.Tags(), spec.AdoptedFromTag(c.lv.Name)) }
 
 // AdoptVolume implements lvmdv1.LVMDServer.
@@ -66,7 +61,6 @@ func (s *Service) AdoptVolume(ctx context.Context, r *lvmdv1.AdoptVolumeRequest)
 	return &lvmdv1.AdoptVolumeResponse{Volume: v}, nil
 }
 
-// candidate finds the logical volume of a request and decides whether it can be adopted.
 func (s *adopter) candidate(ctx context.Context, r *lvmdv1.AdoptVolumeRequest) (*candidate, error) {
 	home, lv, err := s.locate(ctx, r)
 	if err != nil {
@@ -82,7 +76,7 @@ func (s *adopter) candidate(ctx context.Context, r *lvmdv1.AdoptVolumeRequest) (
 	info, err := s.lookInto(ctx, g, lv)
 	switch {
 	case r.GetMode() == lvmdv1.VolumeMode_VOLUME_MODE_BLOCK && (err == nil || errors.Is(err, filesystem.ErrUnformatted)):
-		// What a raw volume holds is its user's affair.
+		// A raw volume may hold anything.
 	case errors.Is(err, filesystem.ErrUnformatted):
 		return nil, apierror.InvalidField("mode", "%s/%s holds no file system that Carve mounts; it can be adopted as a raw volume", g.Name(), lv.Name)
 	case err != nil:
@@ -103,7 +97,6 @@ func (s *adopter) candidate(ctx context.Context, r *lvmdv1.AdoptVolumeRequest) (
 	return c, err
 }
 
-// locate finds the logical volume, and the class and group that it lies in.
 func (s *adopter) locate(ctx context.Context, r *lvmdv1.AdoptVolumeRequest) (in inventory.Home, lv *lvm.Volume, err error) {
 	homes, err := s.inventory.Homes(r.GetDeviceClass(), r.GetVgName())
 	if err != nil {
@@ -135,7 +128,7 @@ func (s *adopter) locate(ctx context.Context, r *lvmdv1.AdoptVolumeRequest) (in 
 	return in, lv, nil
 }
 
-// lookInto says what a logical volume holds that no process has open.
+// lookInto probes a logical volume that no process has open, and activates it if necessary.
 func (s *adopter) lookInto(ctx context.Context, g *volumegroup.Group, lv *lvm.Volume) (filesystem.Info, error) {
 	device, err := s.lvm.Device(g.Name(), lv.Name)
 	if errors.Is(err, lvm.ErrNotFound) {
@@ -152,7 +145,6 @@ func (s *adopter) lookInto(ctx context.Context, g *volumegroup.Group, lv *lvm.Vo
 	return s.probe(device.Path)
 }
 
-// activate makes the device of a logical volume that is not ours.
 func (s *adopter) activate(ctx context.Context, g *volumegroup.Group, lv *lvm.Volume) (lvm.Device, error) {
 	done, err := s.groups.Acquire(ctx, g)
 	if err != nil {
@@ -160,7 +152,7 @@ func (s *adopter) activate(ctx context.Context, g *volumegroup.Group, lv *lvm.Vo
 	}
 	defer done()
 	if lv.Pool != "" {
-		// LVM would check the pool's metadata, for longer than this command may take.
+		// LVM would check the pool's metadata, which can exceed this command's timeout.
 		if _, err := s.lvm.PoolStatus(g.Name(), lv.Pool); errors.Is(err, lvm.ErrNotFound) {
 			return lvm.Device{}, apierror.DeviceMissing("thin pool %q of volume group %q, in which %q lies, has no device; activate it (lvchange --activate y)", lv.Pool, g.Name(), lv.Name)
 		}
@@ -171,7 +163,6 @@ func (s *adopter) activate(ctx context.Context, g *volumegroup.Group, lv *lvm.Vo
 	return s.lvm.Device(g.Name(), lv.Name)
 }
 
-// checkUnused fails with VOLUME_IN_USE when a logical volume is open or mounted.
 func (s *adopter) checkUnused(ctx context.Context, g *volumegroup.Group, lv string) error {
 	h, err := s.groups.OpenForeign(ctx, g, lv)
 	switch {
@@ -183,7 +174,6 @@ func (s *adopter) checkUnused(ctx context.Context, g *volumegroup.Group, lv stri
 	return err
 }
 
-// takeOver tags and renames a logical volume, and returns its id.
 func (s *adopter) takeOver(ctx context.Context, c *candidate) (id string, err error) {
 	g := c.group
 	id = spec.NewVolumeID()
@@ -206,7 +196,6 @@ func (s *adopter) takeOver(ctx context.Context, c *candidate) (id string, err er
 	})
 }
 
-// ourTags are those of a volume's tags that are Carve's.
 func ourTags(tags []string) []string {
 	return slices.DeleteFunc(slices.Clone(tags), func(t string) bool { return !spec.IsOurTag(t) })
 }
@@ -224,7 +213,7 @@ func (s *Service) ConfirmAdoption(ctx context.Context, r *lvmdv1.ConfirmAdoption
 	return &lvmdv1.ConfirmAdoptionResponse{Volume: v.Report()}, nil
 }
 
-// confirm forgets the former name of a claimed volume, and releases it unless that fails.
+// confirm forgets the former name of a claimed volume. It releases v unless it fails.
 func (s *adopter) confirm(ctx context.Context, v *inventory.Volume) error {
 	confirmed := v.Record()
 	if confirmed.AdoptedFrom == "" {
@@ -247,8 +236,8 @@ func (s *adopter) confirm(ctx context.Context, v *inventory.Volume) error {
 	return nil
 }
 
-// RevertAdoption implements lvmdv1.LVMDServer. The rename decides here, too: what is killed
-// after it leaves tags that mean nothing.
+// RevertAdoption implements lvmdv1.LVMDServer. Here, too, the rename decides: a crash after it
+// leaves tags that mean nothing.
 func (s *Service) RevertAdoption(ctx context.Context, r *lvmdv1.RevertAdoptionRequest) (*lvmdv1.RevertAdoptionResponse, error) {
 	v, err := s.claimAdopted(r.GetId(), inventory.Deleting)
 	if err != nil {
@@ -269,7 +258,6 @@ func (s *Service) RevertAdoption(ctx context.Context, r *lvmdv1.RevertAdoptionRe
 	return &lvmdv1.RevertAdoptionResponse{VgName: v.Group().Name(), LvName: from}, nil
 }
 
-// revert gives a claimed volume its former name and tags.
 func (s *adopter) revert(ctx context.Context, v *inventory.Volume, from string) error {
 	g := s.groups.Of(v)
 	return s.groups.Change(onBehalfOf(ctx, v), g, func(ctx context.Context) (inventory.Effect, error) {
@@ -285,7 +273,6 @@ func (s *adopter) revert(ctx context.Context, v *inventory.Volume, from string) 
 	})
 }
 
-// claimAdopted claims a volume whose adoption is to be confirmed or reverted.
 func (s *Service) claimAdopted(id string, claim inventory.State) (*inventory.Volume, error) {
 	release, err := s.admit()
 	if err != nil {

@@ -2,24 +2,22 @@ package lvmd
 
 import "golang.org/x/sys/unix"
 
-// Capabilities are all that lvmd keeps, for itself and for the programs that it
-// runs; those run as root and so have all of them. The systemd unit has the same
-// list, which a test compares.
+// Capabilities lists the capabilities that lvmd keeps. The programs that it runs are root and
+// get all of them. The systemd unit has the same list, which a test compares.
 var Capabilities = []int{
-	// The device mapper's control ioctls, loop devices, what LVM and mkfs ask of
-	// disks, and claiming them.
+	// Device mapper ioctls, loop devices, exclusive opens, and the disk ioctls of LVM and mkfs.
 	unix.CAP_SYS_ADMIN,
-	// Commands to disks that the kernel does not interpret.
+	// SCSI and NVMe passthrough.
 	unix.CAP_SYS_RAWIO,
-	// Loading the device mapper's modules where the kernel does not do so itself.
+	// The device mapper's modules, where the kernel does not load them itself.
 	unix.CAP_SYS_MODULE,
-	// LVM makes device nodes where there is no udev to do so.
+	// Without udev, LVM creates the device nodes,
 	unix.CAP_MKNOD,
-	// And gives them an owner and a mode.
+	// and sets their owner and mode.
 	unix.CAP_CHOWN, unix.CAP_FOWNER,
-	// Files on the host, and devices, that root has no permission for.
+	// Host files and devices whose mode excludes root.
 	unix.CAP_DAC_OVERRIDE,
-	// While LVM suspends devices its memory must not be swapped to them, and it
-	// must not wait long.
+	// While LVM suspends devices, its memory must not be swapped out to them, and it must run
+	// soon.
 	unix.CAP_IPC_LOCK, unix.CAP_SYS_NICE,
 }

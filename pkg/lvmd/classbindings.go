@@ -14,8 +14,8 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
 
-// ErrOrphans is matched by errors of New and of Reload that refuse a
-// configuration under which volumes that exist would belong nowhere.
+// ErrOrphans matches errors of New and Reload that reject a configuration because existing
+// volumes would lose their class or group.
 var ErrOrphans = errors.New("volumes would be orphaned")
 
 func bindingsOf(c *config.Config) journal.Bindings {
@@ -31,9 +31,9 @@ func bindingsOf(c *config.Config) journal.Bindings {
 	return all
 }
 
-// orphans refuses a configuration in which volumes that exist have no place:
-// their class is gone, is not in their volume group any more, or is laid out in
-// another way. Those that had none before are no reason.
+// orphans rejects a configuration that removes an existing volume's class, takes the class out
+// of the volume's group, or changes its layout. Volumes without a known class before do not
+// count.
 func orphans(before journal.Bindings, c *config.Config, members []inventory.Member) error {
 	after, reasons := bindingsOf(c), map[string]int{}
 	for _, v := range members {
@@ -41,7 +41,7 @@ func orphans(before journal.Bindings, c *config.Config, members []inventory.Memb
 		is, stays := after[v.Class]
 		switch {
 		case !known:
-			// It is one already.
+			// It is an orphan already.
 		case !stays:
 			reasons[fmt.Sprintf("device class %q is gone", v.Class)]++
 		case !slices.Contains(is.Groups, v.Group) && slices.Contains(was.Groups, v.Group):
@@ -67,16 +67,15 @@ func orphans(before journal.Bindings, c *config.Config, members []inventory.Memb
 	return fmt.Errorf("%w: %s; take that back, or delete the volumes under the configuration before", ErrOrphans, strings.Join(all, "; "))
 }
 
-// refuseOrphans is what orphans is for a reload, at a start: before anything is
-// changed for the sake of the configuration. Volumes of groups that are missing
-// count, as it is not known that they are gone. Without a memory of the
-// configuration before there is nothing to hold this one against yet.
+// refuseOrphans runs before the start changes anything for the configuration. Volumes of
+// missing groups count, since they may still exist. Without recorded bindings, before is nil
+// and no volume counts.
 func (s *Service) refuseOrphans(ctx context.Context, c *config.Config, before journal.Bindings, records map[string]spec.Record) error {
 	err := orphans(before, c, membersOf(records, nil))
 	if err == nil {
 		return nil
 	}
-	// An administrator may have removed them while no lvmd ran.
+	// An administrator may have removed the volumes while lvmd was stopped.
 	var groups []string
 	for _, r := range records {
 		groups = append(groups, r.Group)
@@ -90,8 +89,7 @@ func (s *Service) refuseOrphans(ctx context.Context, c *config.Config, before jo
 	return orphans(before, c, membersOf(records, found))
 }
 
-// membersOf are the volumes that the journal knows, but for those that are not
-// in their group although that was found.
+// membersOf returns the journal's volumes, except those absent from a group in found.
 func membersOf(records map[string]spec.Record, found []lvm.Group) []inventory.Member {
 	var all []inventory.Member
 	for _, r := range records {
@@ -104,9 +102,9 @@ func membersOf(records map[string]spec.Record, found []lvm.Group) []inventory.Me
 	return all
 }
 
-// refuseUnknownClasses is refuseOrphans without a memory of the configuration before. The
-// volumes' tags and records show which classes there were, and in which groups. How those
-// were laid out is not known: it counts as unchanged.
+// refuseUnknownClasses replaces refuseOrphans if the journal has no bindings. The volumes' tags
+// and records show the former classes and groups, but not the layout, which counts as
+// unchanged.
 func refuseUnknownClasses(c *config.Config, records map[string]spec.Record, found []lvm.Group) error {
 	members := membersOf(records, found)
 	for i := range found {

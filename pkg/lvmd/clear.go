@@ -9,13 +9,12 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/zeroed"
 )
 
-// headAndTail is how much is zeroed at both ends of a new volume, so that no
-// signature of an earlier use of the disk is found in it. LVM's own metadata,
-// partition tables and all file systems' first superblocks lie within.
+// headAndTail is zeroed at both ends of a new volume so that no old signature is found. It
+// covers LVM's metadata, partition tables and the first superblock of every file system.
 const headAndTail = 1 << 20
 
-// endsOf is a set without what lies between the ends of a volume of so many bytes, of which the
-// first has so many.
+// endsOf keeps the parts of s within the first head or the last headAndTail bytes of a volume
+// of the given size.
 func endsOf(s zeroed.Set, head, size int64) zeroed.Set {
 	if size <= head+headAndTail {
 		return s
@@ -23,9 +22,8 @@ func endsOf(s zeroed.Set, head, size int64) zeroed.Set {
 	return s.Minus(zeroed.Span{From: head, To: size - headAndTail})
 }
 
-// clearNew makes a new volume fit to be handed out: what is not known to hold
-// zeroes is cleared, all of a raw volume, the ends of one with a file
-// system.
+// clearNew zeroes what may hold old data: all of it in a raw volume, the ends in one with a
+// file system.
 func (c *core) clearNew(ctx context.Context, v *inventory.Volume, h blockdev.Handle) error {
 	size := h.Size()
 	notZeroed, all := v.NotZeroed()
@@ -35,7 +33,7 @@ func (c *core) clearNew(ctx context.Context, v *inventory.Volume, h blockdev.Han
 	return c.zero(ctx, h, notZeroed)
 }
 
-// zero makes stretches of a volume read as zeroes, durably.
+// zero returns once the zeroes are durable.
 func (c *core) zero(ctx context.Context, h blockdev.Handle, stretches zeroed.Set) error {
 	for _, e := range stretches {
 		for off := e.From; off < e.To; off += reclaim.WipeChunk {

@@ -9,7 +9,6 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/volumegroup"
 )
 
-// sourceVanishedError is that of a source that vanished while something was made of it.
 type sourceVanishedError struct {
 	id    string
 	cause error
@@ -20,7 +19,7 @@ func (f *sourceVanishedError) Error() string {
 }
 func (f *sourceVanishedError) Unwrap() error { return f.cause }
 
-// fillFrom brings a volume that LVM has made to what its source holds.
+// fillFrom gives a volume that LVM has created the contents of its source.
 func (s *creator) fillFrom(ctx context.Context, v *inventory.Volume, from *inventory.Source) error {
 	if v.Ident().Snapshot {
 		return ctx.Err()
@@ -36,7 +35,7 @@ func (s *creator) fillFrom(ctx context.Context, v *inventory.Volume, from *inven
 	return s.copyFrom(ctx, v, from)
 }
 
-// enlarge gives a volume that was made by a snapshot the rest of its size.
+// enlarge grows a volume created as a snapshot to its requested size.
 func (s *creator) enlarge(ctx context.Context, v *inventory.Volume) error {
 	extents, err := v.Enlargement()
 	if err := errors.Join(err, ctx.Err()); err != nil || extents == 0 {

@@ -20,35 +20,31 @@ import (
 )
 
 const (
-	// copyChunk is copied at a time.
 	copyChunk = 4 << 20
-	// copyBlock is the unit in which zeroes are left out where they need not be
-	// written.
+	// copyBlock is the unit in which zeroes are skipped on a target that already reads as zeroes.
 	copyBlock = 64 << 10
-	// copyCheckpoint and copyInterval are how much is copied, and how long it may take,
-	// between two records of progress. Before each, what was copied is flushed.
+	// copyCheckpoint bounds the bytes, and copyInterval the time, between two records of
+	// progress. The target is flushed before each.
 	copyCheckpoint = 256 << 20
 	copyInterval   = 5 * time.Second
-	// copyReport is how often watchers are notified of a copy's progress.
+	// copyReport is the minimum time between two reports of progress to watchers.
 	copyReport = time.Second
-	// maxCopying bounds how many copies run at once in a volume group, maxCopies those with the ones
-	// that wait for a disk, each with a chunk in memory, and maxSameCopies these on the same disks. One that
-	// has waited for copyLook counts as such.
+	// At most maxCopying copies run in a volume group, maxCopies in all if those waiting for a
+	// disk count, maxSameCopies on the same disks. Each holds a chunk in memory. A copy counts as
+	// waiting after copyLook.
 	maxCopying    = 2
 	maxCopies     = 16
 	maxSameCopies = 8
 	copyLook      = 10 * time.Second
-	// copyTimeout bounds how long a copy waits for a disk that does not answer. It fails then.
+	// copyTimeout bounds the wait for an unresponsive disk. The copy then fails.
 	copyTimeout = 5 * time.Minute
 )
 
-// makeCopy makes a volume that its source is copied to. The source is held
-// open for lvmd alone, from before the first effect to the end: a file system that is written to
-// would be copied as garbage, and one that is frozen for so long stops its Pod. It cannot be
-// mounted, and what is copied is what it holds all the time. The kernel lets
-// others open a raw volume all the same, and write to it; then the copy fails,
-// see unchanged. A copy that a restart of lvmd interrupts goes on after it if the
-// kernel says that nothing was written to the source meanwhile; else it is undone.
+// makeCopy copies the source to a new volume. It holds the source open exclusively from before
+// the first effect to the end: a file system in use would be copied as garbage, and freezing it
+// for so long would stop its Pod. The kernel still lets others open and write a raw volume; the
+// copy then fails, see unchanged. After a restart of lvmd the copy resumes if the kernel
+// counted no write to the source since; otherwise it is undone.
 func (s *creator) makeCopy(ctx context.Context, v *inventory.Volume, from *inventory.Source) error {
 	if err := s.openSource(ctx, from); err != nil {
 		v.UndoCreation(false)
@@ -58,7 +54,6 @@ func (s *creator) makeCopy(ctx context.Context, v *inventory.Volume, from *inven
 	return s.make(ctx, v, from)
 }
 
-// openSource opens the source of a copy.
 func (s *creator) openSource(ctx context.Context, from *inventory.Source) (err error) {
 	from.Handle, err = s.groups.Open(ctx, from.Volume)
 	if errors.Is(err, lvm.ErrBusy) {
@@ -70,7 +65,7 @@ func (s *creator) openSource(ctx context.Context, from *inventory.Source) (err e
 	return nil
 }
 
-// resume continues a copy that a previous run of lvmd left, after LVM has made the volume.
+// resume continues a copy of a previous process run. LVM has already created the volume.
 func (s *creator) resume(a inventory.Admission) {
 	s.begin(a, func(ctx context.Context, v *inventory.Volume, from *inventory.Source) error {
 		err := s.openSource(ctx, from)
@@ -82,7 +77,6 @@ func (s *creator) resume(a inventory.Admission) {
 	})
 }
 
-// copyFrom copies the source to a volume that LVM has made, durably.
 func (s *creator) copyFrom(ctx context.Context, v *inventory.Volume, from *inventory.Source) error {
 	place, release, err := s.copying.Take(ctx, v.Group().Name(), volumegroup.Disks(s.lvm, v, from.Volume))
 	if err != nil {
@@ -112,30 +106,28 @@ func (s *creator) copyFrom(ctx context.Context, v *inventory.Volume, from *inven
 	return nil
 }
 
-// bound gives up operations of a copy on the device of a volume that does not answer, and the
-// copy's place while it waits for that.
+// bound gives up operations on an unresponsive device after a timeout, and releases the copy's
+// place while they wait.
 func (s *creator) bound(h blockdev.Handle, of *inventory.Volume, place *command.Place) blockdev.Handle {
 	return blockdev.Bound(h, blockdev.Bounds{
 		Guard: &s.answering, Device: "the device of volume " + of.ID(), Timeout: s.copyTimeout, Look: s.copyLook, Waiting: place.Waiting,
 	})
 }
 
-// copyRun copies a source to a volume, from the last record of progress on.
+// copyRun copies a source to a volume, starting at the last recorded progress.
 type copyRun struct {
 	*creator
-	v *inventory.Volume
-	// source is the id of the volume that is read from.
+	v        *inventory.Volume
 	source   string
 	from, to blockdev.Handle
-	// limit limits the rate; nil is no limit.
+	// nil means no limit.
 	limit *rate.Limiter
-	// since is how much was written to the source when its copy began.
+	// since marks the writes to the source when its copy began.
 	since blockdev.WriteMark
-	// recorded counts the bytes that are copied durably, as the journal says, and recordedAt since when.
+	// recorded counts the durable bytes in the journal, last updated at recordedAt.
 	recorded   int64
 	recordedAt time.Time
-	// reported is when watchers were last notified.
-	reported time.Time
+	reported   time.Time
 }
 
 func (c *copyRun) run(ctx context.Context) error {
@@ -148,7 +140,7 @@ func (c *copyRun) run(ctx context.Context) error {
 	if err := c.unchanged(); err != nil {
 		return err
 	}
-	// What the volume has more than its source.
+	// Zero the part beyond the source's size.
 	notZeroed, all := c.v.NotZeroed()
 	if !all {
 		notZeroed = endsOf(notZeroed, headAndTail, c.to.Size())
@@ -159,8 +151,8 @@ func (c *copyRun) run(ctx context.Context) error {
 	return c.to.Sync()
 }
 
-// start has the kernel count what is written to the source, and notes how much that was so far,
-// or, of a copy that goes on, checks that nothing was written since it began.
+// start makes the kernel count writes to the source, or checks that a resumed copy's source is
+// unchanged.
 func (c *copyRun) start() error {
 	if c.recorded > 0 {
 		return c.unchanged()
@@ -172,8 +164,8 @@ func (c *copyRun) start() error {
 	return err
 }
 
-// written marks what was written to the source. What is read and was written before is not
-// in the page cache alone: reading past that writes it, and then it counts.
+// written flushes the source first: dirty pages in its page cache would be written, and
+// counted, while the copy reads past them.
 func (c *copyRun) written() (blockdev.WriteMark, error) {
 	if err := c.from.Sync(); err != nil {
 		return blockdev.WriteMark{}, err
@@ -181,8 +173,8 @@ func (c *copyRun) written() (blockdev.WriteMark, error) {
 	return c.from.Written()
 }
 
-// unchanged fails when something was written to the source since its copy began: the copy
-// would be of no point in time.
+// unchanged fails if the source was written to since its copy began: the copy would not show
+// one point in time.
 func (c *copyRun) unchanged() error {
 	now, err := c.written()
 	if err == nil && now != c.since {
@@ -218,7 +210,7 @@ func (c *copyRun) copyChunks(ctx context.Context) error {
 	return nil
 }
 
-// copied reports how much is copied, and from time to time makes it durable.
+// copied reports progress, and checkpoints it when due.
 func (c *copyRun) copied(bytes int64) error {
 	p := inventory.Progress{Copied: bytes, Since: c.since, Publish: time.Since(c.reported) > copyReport}
 	if p.Publish {
@@ -239,7 +231,8 @@ func (c *copyRun) copied(bytes int64) error {
 	return c.journal.PutVolume(rec)
 }
 
-// waitFor waits until a limit allows so many bytes more; nil is no limit.
+// waitFor takes bytes from limit in steps of its burst, as WaitN rejects more; nil means no
+// limit.
 func waitFor(ctx context.Context, limit *rate.Limiter, bytes int) error {
 	for limit != nil && bytes > 0 {
 		some := min(bytes, limit.Burst())
@@ -251,8 +244,7 @@ func waitFor(ctx context.Context, limit *rate.Limiter, bytes int) error {
 	return nil
 }
 
-// writeChunk writes a chunk; where the volume reads as zeroes already, blocks
-// of zeroes are left out.
+// writeChunk skips blocks of zeroes if the target is zeroed.
 func writeChunk(to blockdev.Handle, chunk []byte, off int64, zeroed bool) error {
 	if !zeroed {
 		_, err := to.WriteAt(chunk, off)
@@ -270,8 +262,7 @@ func writeChunk(to blockdev.Handle, chunk []byte, off int64, zeroed bool) error 
 	return nil
 }
 
-// zeroBlock is what a block of zeroes is compared with.
 var zeroBlock [copyBlock]byte
 
-// allZero reports whether a block, of copyBlock bytes at most, has nothing but zeroes.
+// allZero expects at most copyBlock bytes.
 func allZero(block []byte) bool { return bytes.Equal(block, zeroBlock[:len(block)]) }

@@ -16,7 +16,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/volumegroup"
 )
 
-// core is what all operations of a Service share.
+// core is shared by all operations of a Service.
 type core struct {
 	lvm       lvm.Groups
 	journal   *journal.Journal
@@ -26,38 +26,36 @@ type core struct {
 	log       *slog.Logger
 	metrics   *Metrics
 	lifecycle
-	// crashPoint is set by tests only.
+	// crashPoint is nil except in tests.
 	crashPoint func(point string)
 }
 
-// crash is called between any two effects of an operation, with a name for
-// the place. Tests end lvmd's process run there.
+// crash is called between any two effects of an operation. Tests end lvmd's process run there.
 func (c *core) crash(point string) {
 	if c.crashPoint != nil {
 		c.crashPoint(point)
 	}
 }
 
-// markDeleted makes a volume that was never handed out a tombstone.
+// markDeleted turns a volume that was never handed out into a tombstone.
 func (c *core) markDeleted(v *inventory.Volume) {
-	// First durable, then known: a caller that asks to delete it from then on is answered that it is gone.
+	// Write the journal first: once the inventory knows, DeleteVolume reports the volume gone.
 	if err := c.putTombstone(v); err != nil {
-		// The intent is still there, and the next start makes the same of it, unless the volume is
-		// complete and LVM has not put on the mark of what is deleted: then it is ready.
+		// The next start derives the same from the intent, unless the volume is complete and LVM
+		// lacks its deletion mark: then it becomes ready.
 		c.log.Error("tombstone is not in the journal", "volume", v.ID(), "error", err)
 	}
 	v.MarkDeleted(nil)
 	c.groups.Of(v).Reclaim()
 }
 
-// putTombstone makes it durable that a volume is deleted.
 func (c *core) putTombstone(v *inventory.Volume) error {
 	tombstone := v.Record()
 	tombstone.Phase = spec.Deleting
 	return c.journal.PutVolume(tombstone)
 }
 
-// onBehalfOf is a context in which a group's slot is asked for on behalf of a volume's owner.
+// onBehalfOf returns a context that queues for a group's slot as the tenant of v.
 func onBehalfOf(ctx context.Context, v *inventory.Volume) context.Context {
 	return withTenant(ctx, &v.Ident().Owner)
 }
@@ -66,24 +64,22 @@ func withTenant(ctx context.Context, o *spec.Owner) context.Context {
 	return fairqueue.WithTenant(ctx, fairqueue.Tenant{Cluster: o.Cluster, Namespace: cmp.Or(o.Namespace, o.PodNamespace)})
 }
 
-// lifecycle is when operations may begin, and what waits for their end.
 type lifecycle struct {
-	// admission is held for reading while an operation is admitted and begun, and for writing
-	// by what no operation may begin beside.
+	// admission is read-locked while an operation is admitted and begun; Reload and Quiesce
+	// write-lock it.
 	admission sync.RWMutex
-	// stopping is closed when no new operation may begin and streams must end.
+	// stopping is closed when new operations must fail and streams must end.
 	stopping chan struct{}
 	stopOnce sync.Once
-	// work is the context of everything in the background and of operations;
-	// it ends after stopping, when they have had their time.
-	work   context.Context
-	cancel context.CancelFunc
-	// running counts operations and background work.
+	// work is the context of operations and background loops. It ends after stopping, once
+	// operations have had their time.
+	work    context.Context
+	cancel  context.CancelFunc
 	running sync.WaitGroup
 }
 
-// admit is called before an operation begins, and release once it has. It fails when lvmd is
-// stopping.
+// admit must be called before an operation begins, release once it has. It fails while lvmd
+// stops.
 func (l *lifecycle) admit() (release func(), err error) {
 	l.admission.RLock()
 	if l.isStopping() {
@@ -102,7 +98,7 @@ func (l *lifecycle) isStopping() bool {
 	}
 }
 
-// spawn runs f until it returns; Stop waits for it.
+// Stop waits for f.
 func (l *lifecycle) spawn(f func()) {
 	l.running.Add(1)
 	go func() {
@@ -111,7 +107,6 @@ func (l *lifecycle) spawn(f func()) {
 	}()
 }
 
-// spawnUnlessStopping is spawn for what is not worth beginning at the end.
 func (l *lifecycle) spawnUnlessStopping(f func()) {
 	if release, err := l.admit(); err == nil {
 		defer release()

@@ -21,21 +21,20 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/wakeup"
 )
 
-// creator makes volumes and snapshots.
 type creator struct {
 	*core
 	format  func(ctx context.Context, device string, o filesystem.FormatOptions) error
 	probe   func(device string) (filesystem.Info, error)
 	setUUID func(device string, t filesystem.Type, uuid string) error
-	// sectorSize is a disk's logical block size, in bytes.
+	// sectorSize returns a disk's logical block size in bytes.
 	sectorSize func(path string) (int64, error)
 
 	formatting, copying *command.Places
 	copyCheckpoint      int64
-	// copyTimeout is how long a copy waits for a disk, which answering counts.
+	// copyTimeout bounds a copy's wait for a disk; answering counts the operations given up.
 	copyTimeout, copyLook time.Duration
 	answering             blockdev.Guard
-	// keyless wakes the loop that reformats encrypted volumes.
+	// keyless wakes keyLoop.
 	keyless wakeup.Signal
 }
 
@@ -63,7 +62,6 @@ func (s *Service) CreateVolume(ctx context.Context, r *lvmdv1.CreateVolumeReques
 	return &lvmdv1.CreateVolumeResponse{Volume: v}, nil
 }
 
-// admitVolume answers a request for a volume, and begins a new creation.
 func (s *creator) admitVolume(ident spec.Identity, limits iolimit.Limits, provisional bool) (inventory.Admission, error) {
 	release, err := s.admit()
 	if err != nil {
@@ -78,7 +76,6 @@ func (s *creator) admitVolume(ident spec.Identity, limits iolimit.Limits, provis
 	return a, nil
 }
 
-// admitSnapshot is admitVolume for a snapshot.
 func (s *creator) admitSnapshot(ident spec.Identity) (inventory.Admission, error) {
 	release, err := s.admit()
 	if err != nil {
@@ -93,7 +90,6 @@ func (s *creator) admitSnapshot(ident spec.Identity) (inventory.Admission, error
 	return a, nil
 }
 
-// beginAdmitted begins a creation that is new.
 func (s *creator) beginAdmitted(a inventory.Admission) {
 	switch {
 	case !a.New:
@@ -104,7 +100,7 @@ func (s *creator) beginAdmitted(a inventory.Admission) {
 	}
 }
 
-// wait waits for the result of a creation, as long as its caller does.
+// wait returns the result of op. If ctx ends first, op loses this caller.
 func wait(ctx context.Context, op *inventory.Creation) (*lvmdv1.Volume, error) {
 	select {
 	case <-op.Done():
@@ -115,10 +111,9 @@ func wait(ctx context.Context, op *inventory.Creation) (*lvmdv1.Volume, error) {
 	}
 }
 
-// steps carry out a creation, of from unless that is nil.
+// steps carry out a creation; from is nil unless it is a copy or clone.
 type steps func(ctx context.Context, v *inventory.Volume, from *inventory.Source) error
 
-// begin carries out a creation in the background.
 func (s *creator) begin(a inventory.Admission, take steps) {
 	v := a.Volume
 	ctx, cancel := context.WithCancel(onBehalfOf(s.work, v))
@@ -137,8 +132,8 @@ func (s *creator) begin(a inventory.Admission, take steps) {
 	})
 }
 
-// make makes a volume: intent, logical volume, contents. On failure nothing of it is left, or a
-// tombstone.
+// make journals the intent, creates the logical volume and fills it. On failure it leaves
+// nothing, or a tombstone.
 func (s *creator) make(ctx context.Context, v *inventory.Volume, from *inventory.Source) error {
 	err := s.checkSectors(v, from)
 	if err == nil {
@@ -160,7 +155,6 @@ func (s *creator) make(ctx context.Context, v *inventory.Volume, from *inventory
 	return s.ended(v, s.finish(ctx, v, from))
 }
 
-// carve runs the command that makes a volume.
 func (s *creator) carve(ctx context.Context, v *inventory.Volume) error {
 	g := s.groups.Of(v)
 	return s.groups.Change(ctx, g, func(ctx context.Context) (inventory.Effect, error) {
@@ -182,9 +176,9 @@ func (s *creator) carve(ctx context.Context, v *inventory.Volume) error {
 	})
 }
 
-// checkSectors refuses a file system whose blocks are smaller than the sectors of the disks that
-// the volume can lie on. Disks of which that is not known are left to mkfs. A snapshot lies where
-// its source does.
+// checkSectors rejects a file system whose blocks are smaller than the sectors of a disk that
+// may hold the volume. It leaves disks with unknown sectors to mkfs. A snapshot is on its
+// source's disks.
 func (s *creator) checkSectors(v *inventory.Volume, from *inventory.Source) error {
 	if from != nil && from.Snapshot {
 		return nil
@@ -201,8 +195,7 @@ func (s *creator) checkSectors(v *inventory.Volume, from *inventory.Source) erro
 	return nil
 }
 
-// undo undoes a creation whose command failed. The scan after the failure shows whether LVM made
-// anything.
+// undo relies on the scan after the failed command to know whether LVM created anything.
 func (s *creator) undo(v *inventory.Volume) {
 	if v.UndoCreation(true) {
 		s.markDeleted(v)
@@ -213,8 +206,8 @@ func (s *creator) undo(v *inventory.Volume) {
 	}
 }
 
-// ended undoes a creation that failed after LVM made the volume, unless it is a copy that the next
-// run of lvmd continues.
+// ended undoes a creation that failed after LVM created the volume, except a copy that the next
+// process run resumes.
 func (s *creator) ended(v *inventory.Volume, err error) error {
 	err = apierror.Begun(err)
 	if err == nil || s.work.Err() != nil && v.Record().Copied > 0 {
@@ -225,7 +218,6 @@ func (s *creator) ended(v *inventory.Volume, err error) error {
 	return err
 }
 
-// finish fills a volume that LVM has made, and completes it.
 func (s *creator) finish(ctx context.Context, v *inventory.Volume, from *inventory.Source) error {
 	if err := s.prepare(ctx, v, from); err != nil {
 		return err
@@ -234,7 +226,6 @@ func (s *creator) finish(ctx context.Context, v *inventory.Volume, from *invento
 	return s.complete(ctx, v, from)
 }
 
-// complete hands out a volume, and journals it as ready.
 func (s *creator) complete(ctx context.Context, v *inventory.Volume, _ *inventory.Source) error {
 	if err := s.handOut(ctx, v); err != nil {
 		return err
@@ -251,12 +242,12 @@ func (s *creator) complete(ctx context.Context, v *inventory.Volume, _ *inventor
 	return nil
 }
 
-// handOut removes the tag of a volume that may never have been handed out, if only the tag shows
-// whether it is complete. The same command removes the tags of the volumes that are complete by then, so
-// that a burst of creations needs few. The daemon asks for the group's slot itself: complete volumes do
-// not wait behind others' creations. reclaim.Reclaimer removes all other tags later.
+// handOut removes the making tag of a volume if only that tag shows whether the volume is
+// complete. The command also untags other volumes that are complete, so a burst of creations
+// needs few commands. It queues for the slot as the daemon, not the tenant, so complete volumes
+// do not wait behind others' creations. reclaim.Reclaimer removes all other tags later.
 func (s *creator) handOut(ctx context.Context, v *inventory.Volume) error {
-	// The command of another volume may remove this tag, too, which ends the wait for the slot.
+	// Another volume's command may remove this tag, which ends the wait for the slot.
 	waiting, stop := context.WithCancel(fairqueue.WithoutTenant(ctx))
 	defer stop()
 	if !inventory.Complete(v, stop) {
@@ -270,7 +261,7 @@ func (s *creator) handOut(ctx context.Context, v *inventory.Volume) error {
 		}
 		err := s.untag(ctx, g, batch, tags)
 		if err != nil && len(batch) > 1 {
-			// One of the others may be gone.
+			// Retry alone: one of the others may be gone.
 			batch = batch[:1]
 			err = s.untag(ctx, g, batch, tags)
 		}
@@ -287,7 +278,6 @@ func (s *creator) untag(ctx context.Context, g *volumegroup.Group, batch []*inve
 	return s.lvm.Untag(volumegroup.ForClassOf(ctx, batch...), g.Name(), reclaim.IDs(batch), tags...)
 }
 
-// prepare fills a volume from its source, or clears and formats it.
 func (s *creator) prepare(ctx context.Context, v *inventory.Volume, from *inventory.Source) error {
 	if from != nil {
 		if err := s.fillFrom(ctx, v, from); err != nil {
@@ -322,7 +312,7 @@ func (s *creator) prepare(ctx context.Context, v *inventory.Volume, from *invent
 	}
 }
 
-// blank clears what an earlier volume may have left where the volume lies, and returns its device.
+// blank clears old data from a new volume and returns its device.
 func (s *creator) blank(ctx context.Context, v *inventory.Volume) (lvm.Device, error) {
 	if v.IsEncrypted() {
 		return s.encrypt(ctx, v)
@@ -342,8 +332,8 @@ func (s *creator) blank(ctx context.Context, v *inventory.Volume) (lvm.Device, e
 	return device, nil
 }
 
-// ownUUID gives the file system of a clone its own UUID where the kernel would
-// not mount it beside its source otherwise.
+// ownUUID gives a clone its own file system UUID if the kernel would otherwise refuse to mount
+// it beside its source.
 func (s *creator) ownUUID(ctx context.Context, v *inventory.Volume) error {
 	i := v.Ident()
 	if i.Block || i.Snapshot || !filesystem.SharesNoUUID(i.FSType) {

@@ -14,8 +14,8 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/volumegroup"
 )
 
-// DeleteVolume implements lvmdv1.LVMDServer. It runs no command: it makes the
-// volume a tombstone and leaves the rest to package reclaim.
+// DeleteVolume implements lvmdv1.LVMDServer. It runs no command: it makes the volume a
+// tombstone, which package reclaim frees.
 func (s *Service) DeleteVolume(ctx context.Context, r *lvmdv1.DeleteVolumeRequest) (*lvmdv1.DeleteVolumeResponse, error) {
 	v, err := s.claimForDeletion(inventory.ToDelete{ID: r.GetId(), Name: r.GetName(), OnlyProvisional: r.GetOnlyProvisional()})
 	switch {
@@ -24,7 +24,6 @@ func (s *Service) DeleteVolume(ctx context.Context, r *lvmdv1.DeleteVolumeReques
 	case err != nil:
 		return nil, err
 	}
-	// From here on the volume is claimed: nothing else changes it.
 	handle, err := s.openUnused(ctx, v)
 	if err == nil {
 		err = volumegroup.CheckDependents(ctx, s.groups, v)
@@ -56,24 +55,25 @@ func (s *Service) claimForDeletion(d inventory.ToDelete) (*inventory.Volume, err
 	return s.inventory.ClaimForDeletion(d)
 }
 
-// openUnused opens a volume's device, or returns nil if it has none, or none that is in use.
+// openUnused returns a nil handle for a volume without a device, or with one that cannot be
+// opened but is not in use.
 func (s *Service) openUnused(ctx context.Context, v *inventory.Volume) (blockdev.Handle, error) {
 	handle, err := s.groups.Open(ctx, v)
 	switch {
 	case err == nil, errors.Is(err, lvm.ErrNotFound):
-		// Nothing can have open what has no device.
+		// Without a device, no process has it open.
 		return handle, nil
 	case errors.Is(err, lvm.ErrBusy):
 		return nil, apierror.VolumeInUse(v.ID(), s.withHolders(v, err))
 	}
-	// A device that cannot be opened may still be mounted: ask the kernel.
+	// A device that fails to open may still be mounted: ask the kernel.
 	if d, statErr := s.groups.Device(v); statErr != nil || d.OpenCount > 0 {
 		return nil, err
 	}
 	return nil, nil
 }
 
-// withHolders adds to the error of a volume in use what the node plugin found to use it.
+// withHolders adds the use that the node plugin found to the error.
 func (s *Service) withHolders(v *inventory.Volume, err error) error {
 	for _, c := range v.Report().GetFound() {
 		if c.GetType() == conditions.MountedElsewhere {

@@ -16,12 +16,11 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/zeroed"
 )
 
-// tagTimeout bounds how long a volume waits for its group's exclusive slot to be tagged. The
-// Pod that is to have the volume waits, too.
+// tagTimeout bounds the wait for the group's exclusive slot. The Pod of the volume waits, too.
 const tagTimeout = 10 * time.Second
 
-// NoteEncrypted implements lvmdv1.LVMDServer. The journal has the note, and a tag of the
-// volume has it, should the journal be lost. The volume is of use without the tag.
+// NoteEncrypted implements lvmdv1.LVMDServer. It records the encryption in the journal, and in
+// a tag in case the journal is lost. Failing to tag is not an error.
 func (s *Service) NoteEncrypted(ctx context.Context, r *lvmdv1.NoteEncryptedRequest) (*lvmdv1.NoteEncryptedResponse, error) {
 	release, err := s.admit()
 	if err != nil {
@@ -47,7 +46,6 @@ func (s *Service) NoteEncrypted(ctx context.Context, r *lvmdv1.NoteEncryptedRequ
 	return &lvmdv1.NoteEncryptedResponse{}, nil
 }
 
-// tagEncrypted tags a claimed volume in LVM.
 func (c *core) tagEncrypted(ctx context.Context, v *inventory.Volume) error {
 	ctx, cancel := context.WithTimeout(onBehalfOf(ctx, v), tagTimeout)
 	defer cancel()
@@ -59,16 +57,15 @@ func (c *core) tagEncrypted(ctx context.Context, v *inventory.Volume) error {
 	return err
 }
 
-// A volume that lvmd encrypts has a second device, see lvm.Crypt, which is the one that
-// its user has. Its key is nowhere but in the kernel. Nothing is written
-// about whether there is one: the device is there, or what the volume held is
-// lost, and the volume is reformatted. A volume with names.EncryptionLUKS is encrypted by its
-// user, with a key that lvmd never sees: lvmd leaves space for the header, hands the volume out
-// with nothing where that will be, and overwrites it at the end.
+// A volume that lvmd encrypts has a second device, see lvm.Crypt, for its user. Only the kernel
+// has the key, and nothing is journaled about it: if the device is missing, the data is lost
+// and the volume is reformatted. A volume with names.EncryptionLUKS is encrypted by its user
+// with a key that lvmd never sees. lvmd leaves space for the header, hands out the volume with
+// that space blank, and overwrites the header on deletion.
 
-// encrypt gives a volume an encrypted device with a new key, whatever was there
-// before, and returns it. What lay on the disks before shows as noise, but for
-// the ends of a raw volume, which are empty, so that no signature is found there.
+// encrypt replaces any encrypted device of the volume by one with a new key. Old data on the
+// disks then reads as noise. It zeroes the ends of a raw volume so that no signature is found
+// there.
 func (s *creator) encrypt(ctx context.Context, v *inventory.Volume) (lvm.Device, error) {
 	if err := s.lvm.ForgetKey(v.ID()); err != nil {
 		return lvm.Device{}, fmt.Errorf("forgetting an earlier key: %w", err)
@@ -91,7 +88,6 @@ func (s *creator) encrypt(ctx context.Context, v *inventory.Volume) (lvm.Device,
 	return s.groups.Device(v)
 }
 
-// growEncrypted makes what an encrypted volume was grown by available.
 func (c *core) growEncrypted(v *inventory.Volume) error {
 	if !v.IsEncrypted() {
 		return nil
@@ -99,7 +95,6 @@ func (c *core) growEncrypted(v *inventory.Volume) error {
 	return c.lvm.GrowCrypt(v.Group().Name(), v.ID())
 }
 
-// keyLoop reformats encrypted volumes whose key is gone, until ctx is done.
 func (s *creator) keyLoop(ctx context.Context) {
 	s.finishGrowingEncrypted()
 	for {
@@ -119,8 +114,8 @@ func (s *creator) keyLoop(ctx context.Context) {
 	}
 }
 
-// finishGrowingEncrypted does what an expansion may have left undone when lvmd
-// ended.
+// finishGrowingEncrypted completes expansions that a previous process run left after LVM's
+// commit.
 func (s *creator) finishGrowingEncrypted() {
 	for _, v := range s.inventory.EncryptedVolumes() {
 		if err := s.growEncrypted(v); err != nil {
@@ -129,9 +124,9 @@ func (s *creator) finishGrowingEncrypted() {
 	}
 }
 
-// checkKey makes a claimed volume as it was when it was created, empty, if its key is gone. That
-// is for the kernel to say, not for a node under /dev that is missing, nor for the journal, which may
-// be older than the key: a volume that was reformatted is ready, though the journal has no end of that.
+// checkKey reformats a claimed volume whose key is gone. Only the kernel knows that: a node
+// under /dev may be missing, and the journal may be older than the key. A volume that was
+// already reformatted becomes ready, even if the journal lacks the end of that.
 func (s *creator) checkKey(ctx context.Context, v *inventory.Volume) error {
 	_, err := s.lvm.Device(v.Group().Name(), v.ID())
 	if err != nil {
@@ -164,8 +159,8 @@ func (s *creator) checkKey(ctx context.Context, v *inventory.Volume) error {
 	return s.runReformat(ctx, v, rec.Reformatted, s.complete)
 }
 
-// isReformatted reports whether a volume with a key holds what it should. A raw volume shows
-// noise with a new key, or what its user wrote since: it is never given another one.
+// isReformatted accepts every raw volume with a key: it shows noise, or its user's later
+// writes, and must not get another key.
 func (s *creator) isReformatted(v *inventory.Volume, device lvm.Device) (bool, error) {
 	if v.Ident().Block {
 		return true, nil
@@ -177,7 +172,6 @@ func (s *creator) isReformatted(v *inventory.Volume, device lvm.Device) (bool, e
 	return info.UUID == v.Ident().FSUUID, err
 }
 
-// reformat notes that what the volume held is gone, and then makes it again.
 func (s *creator) reformat(ctx context.Context, v *inventory.Volume) error {
 	intent := v.Record()
 	intent.Phase, intent.Reformatted = spec.DataLost, time.Now().UTC().Truncate(time.Millisecond)
@@ -192,7 +186,6 @@ func (s *creator) reformat(ctx context.Context, v *inventory.Volume) error {
 	return s.runReformat(ctx, v, intent.Reformatted, s.finish)
 }
 
-// runReformat takes steps that make a volume ready again, whose data was lost at that time.
 func (s *creator) runReformat(ctx context.Context, v *inventory.Volume, lost time.Time, take steps) error {
 	op := v.BeginReformat(lost)
 	s.begin(inventory.Admission{Volume: v, Creation: op}, take)

@@ -13,10 +13,10 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/volumegroup"
 )
 
-// expander expands volumes.
 type expander struct{ *core }
 
-// ExpandVolume implements lvmdv1.LVMDServer. LVM's commit is the only effect, and a retry finds it done.
+// ExpandVolume implements lvmdv1.LVMDServer. LVM's commit is its only effect, and a retry finds
+// it done.
 func (s *Service) ExpandVolume(ctx context.Context, r *lvmdv1.ExpandVolumeRequest) (*lvmdv1.ExpandVolumeResponse, error) {
 	if r.GetId() == "" {
 		return nil, apierror.InvalidField("id", "it is empty")
@@ -63,8 +63,8 @@ func (s *expander) expand(ctx context.Context, r *lvmdv1.ExpandVolumeRequest) (*
 	return e.Volume, nil
 }
 
-// begin answers a request for an expansion, and carries out a new one in the background if it has an
-// extension. mustExtend is true if the caller carries it out.
+// begin admits an expansion. If a new one has an extension, begin carries it out in the
+// background; if a new one has none, mustExtend asks the caller to.
 func (s *expander) begin(r *lvmdv1.ExpandVolumeRequest) (e *inventory.Expansion, mustExtend bool, err error) {
 	release, err := s.admit()
 	if err != nil {
@@ -84,20 +84,20 @@ func (s *expander) begin(r *lvmdv1.ExpandVolumeRequest) (e *inventory.Expansion,
 	return e, false, nil
 }
 
-// end ends an expansion with an extension, and journals what is left of that.
+// end journals the remains of an extension as a tombstone.
 func (s *expander) end(e *inventory.Expansion, err error) {
 	left := e.End(err)
 	if left == nil {
 		return
 	}
 	if err := s.journal.PutVolume(*left); err != nil {
-		// Its tag says the same at the next start.
+		// The extension's tag makes the next start do the same.
 		s.log.Warn("an extension's tombstone is not in the journal", "volume", e.Volume.ID(), "extension", left.ID, "error", err)
 	}
 	s.groups.Of(e.Volume).Reclaim()
 }
 
-// extend has LVM choose the new extents and add them to the volume, whatever they hold.
+// extend lets LVM choose the extents, whatever they hold.
 func (s *expander) extend(ctx context.Context, e *inventory.Expansion) error {
 	s.crash("expand: admitted")
 	v := e.Volume
@@ -113,15 +113,14 @@ func (s *expander) extend(ctx context.Context, e *inventory.Expansion) error {
 	})
 }
 
-// grow runs the command that gives a volume the extents of an expansion.
 func (s *expander) grow(ctx context.Context, e *inventory.Expansion, on []layout.Share) (inventory.Growth, error) {
 	v := e.Volume
 	return s.grown(e, s.lvm.Extend(volumegroup.ForClassOf(ctx, v), v.Group().Name(), v.ID(), e.Extents, on...))
 }
 
-// growAt is grow by extents that hold zeroes if the group still has the sequence number: another program
-// that changed the group may have used them. A check afterwards is too late, as the volume's user sees the
-// extents at once.
+// growAt adds zeroed extents only if the group still has the sequence number seqno: another
+// program that changed the group may have used them. A check afterwards is too late, as the
+// volume's user sees the extents at once.
 func (s *expander) growAt(ctx context.Context, e *inventory.Expansion, seqno uint64, on []layout.Share) (inventory.Growth, error) {
 	v, group := e.Volume, e.Volume.Group().Name()
 	err := s.lvm.ExtendAt(volumegroup.ForClassOf(ctx, v), seqno, group, v.ID(), e.Extents, on...)
@@ -131,7 +130,6 @@ func (s *expander) growAt(ctx context.Context, e *inventory.Expansion, seqno uin
 	return s.grown(e, err)
 }
 
-// grown returns the effect of a command that gave a volume the extents of an expansion.
 func (s *expander) grown(e *inventory.Expansion, err error) (inventory.Growth, error) {
 	if err != nil {
 		return inventory.Growth{}, err
@@ -140,14 +138,12 @@ func (s *expander) grown(e *inventory.Expansion, err error) (inventory.Growth, e
 	return inventory.Grown(e, segments, unmapped), nil
 }
 
-// A raw volume shows its user every byte that it has. The extents by which it grows are
-// therefore zeroed first, in a logical volume of their own, the extension, which has no
-// other user. Then one slot of the group removes the extension and adds exactly its extents
-// to the volume. No byte is written to an extent after the volume's user can see it, and
-// the volume's size changes once. When lvmd ends in between, the next scan finds the
-// extension by its tag and removes it; the expansion begins again when it is requested again.
+// A raw volume shows its user every byte. lvmd therefore first zeroes the new extents in the
+// extension, a logical volume without other users. Then, within one slot of the group, it
+// removes the extension and adds exactly its extents to the volume. No extent is written once
+// the user can see it, and the volume's size changes once. If lvmd ends in between, the next
+// scan finds the extension by its tag and removes it; the next request starts over.
 
-// extendZeroed expands a volume by extents that read as zeroes.
 func (s *expander) extendZeroed(ctx context.Context, e *inventory.Expansion) error {
 	s.crash("expand: admitted")
 	g := s.groups.Of(e.Volume)
@@ -173,8 +169,8 @@ func (s *expander) extendZeroed(ctx context.Context, e *inventory.Expansion) err
 	return nil
 }
 
-// allocate allocates the extents for an expansion: to the volume itself if all are known to hold zeroes,
-// and done is true then; otherwise to the extension.
+// allocate gives the extents to the volume and returns done if all are known to be zero.
+// Otherwise it creates the extension from them.
 func (s *expander) allocate(ctx context.Context, g *volumegroup.Group, e *inventory.Expansion) (done bool, err error) {
 	err = s.groups.Change(ctx, g, func(ctx context.Context) (inventory.Effect, error) {
 		p, err := s.lvm.Placement(g.Name())
@@ -201,7 +197,6 @@ func (s *expander) allocate(ctx context.Context, g *volumegroup.Group, e *invent
 	return done, err
 }
 
-// zeroExtension makes the extension read as zeroes, durably.
 func (s *expander) zeroExtension(ctx context.Context, e *inventory.Expansion) error {
 	h, err := s.groups.Open(ctx, e.Extension)
 	if err != nil {
@@ -215,11 +210,10 @@ func (s *expander) zeroExtension(ctx context.Context, e *inventory.Expansion) er
 	return nil
 }
 
-// giveExtension removes the extension and adds its extents to the volume, in one slot of the
-// group. Where they are is read again: an administrator may have moved them meanwhile. If another
-// program changes the group from here on, it may have them in the end, and the expansion begins again
-// when it is requested again. So the sequence number is read first: a change after that is noticed also
-// where it comes before the mapping is read.
+// giveExtension reads the mapping again, as an administrator may have moved the extents. It
+// reads the sequence number before that: growAt then also detects changes by another program
+// before the mapping was read. In that case the other program may get the extents, and the next
+// request starts over.
 func (s *expander) giveExtension(ctx context.Context, g *volumegroup.Group, e *inventory.Expansion) error {
 	x := e.Extension.ID()
 	return s.groups.Change(ctx, g, func(ctx context.Context) (inventory.Effect, error) {

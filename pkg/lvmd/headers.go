@@ -12,10 +12,9 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/volumegroup"
 )
 
-// headerTimeout bounds how long a disk is waited for that does not give a header.
+// headerTimeout bounds reading a header from an unresponsive disk.
 const headerTimeout = 30 * time.Second
 
-// headers looks for LUKS headers that are not noted.
 type headers struct {
 	*core
 	inspect func(device, volume string) (luks.State, error)
@@ -23,10 +22,9 @@ type headers struct {
 	reads   blockdev.Guard
 }
 
-// noteFound makes up, once after the start, for what was not noted of a group's encrypted
-// volumes: by a node plugin or an lvmd of an older version, or because the group took no tag. A
-// whole header says that a volume was encrypted. What cannot be read or noted now is noted when
-// the volume is staged, or after the next start.
+// noteFound runs once after the start. It notes encryption that an older node plugin or lvmd
+// did not note, or that the group could not tag; a complete LUKS header proves it. Failures
+// wait for the next staging or start.
 func (h *headers) noteFound(ctx context.Context, g *volumegroup.Group) {
 	for _, found := range g.HeadersNotTagged() {
 		if ctx.Err() != nil {
@@ -42,7 +40,6 @@ func (h *headers) noteFound(ctx context.Context, g *volumegroup.Group) {
 	}
 }
 
-// isMade reports whether a volume carries the whole header that the node plugin makes for it.
 func (h *headers) isMade(ctx context.Context, of inventory.Header) bool {
 	ctx, cancel := context.WithTimeout(ctx, headerTimeout)
 	defer cancel()

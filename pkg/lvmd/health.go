@@ -10,8 +10,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/apierror"
 )
 
-// health is the standard gRPC health service. It says SERVING while LVM
-// answers for every volume group.
+// health serves the gRPC health service: SERVING while LVM answers for every volume group.
 type health struct {
 	server *grpchealth.Server
 }
@@ -31,7 +30,6 @@ func (h *health) set(serving bool) {
 	h.server.SetServingStatus(lvmdv1.LVMD_ServiceDesc.ServiceName, status)
 }
 
-// Ready returns nil while the service answers and LVM answers it.
 func (s *Service) Ready(context.Context) error {
 	if s.isStopping() {
 		return apierror.ErrStopping

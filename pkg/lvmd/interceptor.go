@@ -14,9 +14,9 @@ import (
 	"github.com/carve-csi/carve/pkg/iolimit"
 )
 
-// interceptor rejects methods that the transport does not serve, and changes that a superseded
-// leader asks for. It logs and measures every unary call: changes and failures at level info and
-// above, successful reads at level debug.
+// interceptor rejects methods that the transport does not serve, and changes by a superseded
+// leader. It logs and measures every unary call: changes and failures at info and above,
+// successful reads at debug.
 func (s *Service) interceptor(t Transport) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		start := time.Now()
@@ -50,7 +50,6 @@ func (s *Service) interceptor(t Transport) grpc.UnaryServerInterceptor {
 	}
 }
 
-// streamInterceptor rejects streams that the transport does not serve.
 func streamInterceptor(t Transport) grpc.StreamServerInterceptor {
 	return func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 		if err := checkMethod(t, info.FullMethod); err != nil {
@@ -60,14 +59,13 @@ func streamInterceptor(t Transport) grpc.StreamServerInterceptor {
 	}
 }
 
-// isRoutine reports whether a request may come every second.
+// isRoutine reports whether requests of this type may arrive every second.
 func isRoutine(req any) bool {
 	_, ok := req.(*lvmdv1.KeepVolumeRequest)
 	return ok
 }
 
-// changes reports whether a request changes a volume or snapshot, or what is noted of it or
-// for it.
+// changes reports whether a request changes a volume or snapshot, or its record.
 func changes(req any) bool {
 	switch req.(type) {
 	case *lvmdv1.CreateVolumeRequest, *lvmdv1.DeleteVolumeRequest, *lvmdv1.ExpandVolumeRequest, *lvmdv1.ModifyVolumeRequest,
@@ -79,7 +77,6 @@ func changes(req any) bool {
 	return false
 }
 
-// subject says what a call was about.
 func subject(req, resp any) []any {
 	var attrs []any
 	add := func(key, value string) {

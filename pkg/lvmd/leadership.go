@@ -11,17 +11,17 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/journal"
 )
 
-// leadershipMemory is for how long a leader's number holds after its last call. A
-// controller that was paused has long lost its connection by then, and a cluster that
-// was restored from a backup, whose numbers are older, is served again.
+// leadershipMemory bounds how long a leader's number holds after its last call. A paused
+// controller has lost its connection by then; a cluster restored from a backup has older
+// numbers and is served again.
 const leadershipMemory = time.Hour
 
-// maxLeaders bounds of how many clusters the leaders are remembered.
+// maxLeaders bounds the clusters that are remembered.
 const maxLeaders = 16
 
-// leaders remembers the newest leader that called, by cluster, and refuses changes that
-// an earlier one asks for: it was paused while another took over, and does not know yet.
-// Calls without a number are not a leader's, and are never refused.
+// leaders remembers each cluster's newest leader, and rejects changes by an earlier one, which
+// may have been paused and not know that it was replaced. It never rejects calls without a
+// number, which no leader makes.
 type leaders struct {
 	journal *journal.Journal
 	log     *slog.Logger
@@ -36,7 +36,7 @@ type leader struct {
 	seen time.Time
 }
 
-// newLeaders reads what the journal has of them. Their time counts from now.
+// newLeaders restores the journaled leaders as if they had called now.
 func newLeaders(j *journal.Journal, log *slog.Logger) *leaders {
 	l := &leaders{journal: j, log: log, now: time.Now, newest: map[string]*leader{}}
 	kept, err := j.Leaders()
@@ -49,8 +49,6 @@ func newLeaders(j *journal.Journal, log *slog.Logger) *leaders {
 	return l
 }
 
-// admit notes the leader that makes a call, and returns an error for a change that an
-// earlier one than the newest asks for.
 func (l *leaders) admit(ctx context.Context, req any) error {
 	caller, has, err := leadership.Of(ctx)
 	if err != nil {
@@ -77,14 +75,13 @@ func (l *leaders) admit(ctx context.Context, req any) error {
 	l.newest[caller.Cluster] = &leader{caller, now}
 	l.tidy()
 	if err := l.journal.PutLeaders(l.all()); err != nil {
-		// The change that is asked for is refused for the same reason, if it needs the journal.
+		// If the requested change needs the journal, it fails for the same reason.
 		l.log.Warn("which controller leads is not kept over a restart", "leadership", caller.String(), "error", err)
 	}
 	return nil
 }
 
-// tidy forgets the leader that has not called for longest where there are too many. The
-// caller holds l.mu.
+// tidy drops the leaders that called least recently. The caller holds l.mu.
 func (l *leaders) tidy() {
 	for len(l.newest) > maxLeaders {
 		oldest := ""

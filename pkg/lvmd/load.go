@@ -15,9 +15,8 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
 
-// load builds the inventory from LVM, the journal and the configuration, makes
-// the volumes' devices, and finishes or undoes what was interrupted. journaled is false
-// when the journal is new.
+// load builds the inventory from LVM, the journal and the configuration, activates the volumes,
+// and finishes or undoes interrupted operations. journaled is false for a new journal.
 func (s *Service) load(ctx context.Context, o *Options, journaled bool) error {
 	c := o.Config
 	records, err := s.journal.Volumes()
@@ -36,7 +35,7 @@ func (s *Service) load(ctx context.Context, o *Options, journaled bool) error {
 	if err != nil {
 		return err
 	}
-	// What is found is held against them.
+	// Scans compare what they find with these.
 	remembered := map[string]inventory.Remembered{}
 	for name, state := range states {
 		remembered[name] = inventory.Remembered(state)
@@ -86,9 +85,9 @@ func (s *Service) load(ctx context.Context, o *Options, journaled bool) error {
 	return nil
 }
 
-// checkGroups holds the configuration against the groups that there are. One that is not
-// there is no mistake: its disks failed, are late, or nothing was made of them yet. Its
-// class says so by a condition, and can be used when the group appears.
+// checkGroups compares the configuration with the groups found. A missing group is not a
+// mistake: its disks may have failed, be late or still be unused. Its class gets a condition
+// and works once the group appears.
 func checkGroups(c *config.Config, found []lvm.Group) error {
 	var problems config.Problems
 	for i := range c.Classes {

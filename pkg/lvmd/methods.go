@@ -9,20 +9,21 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/apierror"
 )
 
-// Transport is a way to call the service, in the words of errors.
+// Transport names a way to call the service, as errors show it.
 type Transport string
 
 const (
-	// Socket is used by root on the node: the node plugin and lvmd's subcommands.
+	// Socket is for root on the node: the node plugin and lvmd's subcommands.
 	Socket Transport = "lvmd's unix socket"
-	// Uplink is used by the controller.
+	// Uplink is for the controller.
 	Uplink Transport = "the uplink"
 	both   Transport = "either"
 )
 
-// methods names the transport that serves each method, by the method's full name. The uplink serves the methods that
-// the controller calls, those of the release before included: adoption and records of volumes' contents are
-// for root on the node. What only the controller knows of the cluster comes over the uplink only.
+// methods maps full method names to the transports that serve them. The uplink serves the
+// methods that the controller of this or the previous release calls. Only root on the node may
+// adopt volumes or record their contents. Methods that need the controller's knowledge of the
+// cluster are on the uplink only.
 var methods = map[string]Transport{
 	lvmdv1.LVMD_CreateVolume_FullMethodName:    both,
 	lvmdv1.LVMD_DeleteVolume_FullMethodName:    both,
@@ -47,7 +48,6 @@ var methods = map[string]Transport{
 	healthpb.Health_Watch_FullMethodName:       Socket,
 }
 
-// checkMethod returns an error unless t serves a method.
 func checkMethod(t Transport, method string) error {
 	if served := methods[method]; served != both && served != t {
 		return apierror.WrongTransport("%s does not serve %s: call it over %s", t, path.Base(method), served)

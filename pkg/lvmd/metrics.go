@@ -14,9 +14,8 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/volumegroup"
 )
 
-// Metrics are lvmd's, in a registry of their own.
+// Metrics holds lvmd's metrics in a registry of their own.
 type Metrics struct {
-	// Registry has all of them.
 	Registry *prometheus.Registry
 
 	commands *prometheus.HistogramVec
@@ -55,8 +54,8 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("carve_lvmd_"+name, help, labels, nil)
 }
 
-// NewMetrics makes the metrics. Before a Service has them, only those of LVM
-// commands exist.
+// NewMetrics returns metrics that cover only LVM commands and stuck programs until a Service
+// attaches.
 func NewMetrics() *Metrics {
 	m := &Metrics{
 		Registry: prometheus.NewRegistry(),
@@ -87,8 +86,8 @@ func NewMetrics() *Metrics {
 
 func (m *Metrics) attach(s *Service) { m.service.Store(s) }
 
-// ObserveStuck has the metrics ask stuck, at each collection, how many commands, reads and
-// flushes were given up and still wait in the kernel for a device; lvm.Host.Stuck fits.
+// ObserveStuck makes each collection call stuck, which counts the commands, reads and flushes
+// that were given up but still wait in the kernel; lvm.Host.Stuck fits.
 func (m *Metrics) ObserveStuck(stuck func() int) { m.stuck.Store(&stuck) }
 
 // ObserveCommand records an LVM command; it fits lvm.Runner.Observe.
@@ -130,7 +129,6 @@ func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// collectVolume reports which volume this is.
 func collectVolume(v inventory.VolumeStatistics, gauge func(d *prometheus.Desc, value float64, labels ...string)) {
 	device := ""
 	if v.Device.Path != "" {
@@ -144,7 +142,7 @@ func collectVolume(v inventory.VolumeStatistics, gauge func(d *prometheus.Desc, 
 	gauge(descSize, float64(v.Size), v.ID)
 }
 
-// Collect implements prometheus.Collector: it reads the inventory at this moment.
+// Collect implements prometheus.Collector.
 func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	s := m.service.Load()
 	if s == nil {
@@ -210,7 +208,7 @@ func collectGroup(name string, g inventory.GroupStatistics, gauge func(d *promet
 	gauge(descMetadataLimit, float64(g.MetadataLimit), name)
 	for _, p := range g.Pools {
 		if !p.Known || p.Status.Failed {
-			continue // A pool that does not answer has no percentages.
+			continue // A failed pool has no percentages.
 		}
 		gauge(descThinData, 100*float64(p.Status.DataUsed)/float64(p.Status.DataTotal), name, p.Name)
 		gauge(descThinMetadata, 100*float64(p.Status.MetadataUsed)/float64(p.Status.MetadataTotal), name, p.Name)

@@ -12,9 +12,8 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/volumegroup"
 )
 
-// ModifyVolume implements lvmdv1.LVMDServer. LVM's commit is the one effect, and a retry finds
-// it done. Calls for one volume follow each other in the group's exclusive slot: the last one
-// counts.
+// ModifyVolume implements lvmdv1.LVMDServer. LVM's commit is its only effect, and a retry finds
+// it done. The group's exclusive slot orders the calls for one volume: the last one counts.
 func (s *Service) ModifyVolume(ctx context.Context, r *lvmdv1.ModifyVolumeRequest) (*lvmdv1.ModifyVolumeResponse, error) {
 	limits, err := spec.Limits(r.GetIoLimits())
 	if err != nil {
@@ -38,7 +37,6 @@ func (s *Service) ModifyVolume(ctx context.Context, r *lvmdv1.ModifyVolumeReques
 	return &lvmdv1.ModifyVolumeResponse{Volume: v.Report()}, nil
 }
 
-// setLimits replaces the tag of a volume's limits, unless it is the one that is wanted.
 func (c *core) setLimits(ctx context.Context, v *inventory.Volume, limits iolimit.Limits) error {
 	want := spec.LimitTags(limits)
 	if old, err := v.LimitTags(); err != nil || slices.Equal(old, want) {
@@ -47,7 +45,7 @@ func (c *core) setLimits(ctx context.Context, v *inventory.Volume, limits iolimi
 	g := c.groups.Of(v)
 	return c.groups.Change(onBehalfOf(ctx, v), g, func(ctx context.Context) (inventory.Effect, error) {
 		old, err := v.LimitTags()
-		if err != nil || slices.Equal(old, want) { // The same may have been asked for twice.
+		if err != nil || slices.Equal(old, want) { // A concurrent call may have set them.
 			return nil, err
 		}
 		return inventory.Limited(v, limits), c.lvm.Retag(volumegroup.ForClassOf(ctx, v), g.Name(), v.ID(), old, want)

@@ -12,15 +12,14 @@ import (
 )
 
 const (
-	// A pool that could not be extended is left alone for a delay that doubles,
-	// unless its group changes: it may fill up meanwhile.
+	// A pool that could not be extended is retried after a delay that doubles, or once its group
+	// changes. It may fill up before.
 	firstExtendRetry = time.Second
 	lastExtendRetry  = time.Minute
-	// poolRetry is after what time a pool that could not be made is tried again.
+	// poolRetry is the delay before lvmd retries creating a pool.
 	poolRetry = time.Minute
 )
 
-// poolKeeper makes thin pools, watches how full they are, extends them, and watches RAID.
 type poolKeeper struct {
 	*core
 	*thinpool.Maker
@@ -30,12 +29,11 @@ func newPoolKeeper(c *core, retry time.Duration) *poolKeeper {
 	return &poolKeeper{c, thinpool.New(c.lvm, c.journal, c.log, poolReport(c, retry), c.crash)}
 }
 
-// poolReport notes why pools could not be made.
 func poolReport(c *core, retry time.Duration) func(group, pool string, err error) {
 	return func(group, pool string, err error) { c.groups.Named(group).SetPoolUnmade(pool, err, retry) }
 }
 
-// startLVM is LVM at the start, which goes on without the groups for which it does not answer.
+// startLVM scans as the start does, which skips groups whose LVM does not answer.
 type startLVM struct {
 	thinpool.LVM
 	scan func(ctx context.Context, groups []string) ([]lvm.Group, error)
@@ -45,14 +43,12 @@ func (s startLVM) Scan(ctx context.Context, groups []string) ([]lvm.Group, error
 	return s.scan(ctx, groups)
 }
 
-// poolsAtStart makes thin pools at the start.
 func poolsAtStart(c *core, retry time.Duration) *thinpool.Maker {
 	return thinpool.New(startLVM{c.lvm, c.groups.ScanAtStart}, c.journal, c.log, poolReport(c, retry), c.crash)
 }
 
-// loop watches the fullness of a group's thin pools until ctx is
-// done, and extends those that are configured to grow. It asks the kernel, which
-// costs a system call for each pool and wakes no disk.
+// loop asks the kernel for each pool's usage, which takes one system call and wakes no disk,
+// and extends pools that are configured to grow.
 func (s *poolKeeper) loop(ctx context.Context, g *volumegroup.Group) {
 	tick := time.NewTicker(s.groups.PollInterval)
 	defer tick.Stop()
@@ -80,49 +76,46 @@ func (s *poolKeeper) loop(ctx context.Context, g *volumegroup.Group) {
 	}
 }
 
-// attempt is when, and at which state of the group, something was tried, and for
-// how long it is then left alone.
+// attempt is retried after delay, or once the group's sequence number differs.
 type attempt struct {
 	at    time.Time
 	seqno uint64
 	delay time.Duration
 }
 
-// look brings what is known of a pool's fullness up to date.
 func (s *poolKeeper) look(p *inventory.Pool) {
 	group := p.Group().Name()
 	status, err := s.lvm.PoolStatus(group, p.Name())
 	if errors.Is(err, lvm.ErrNotFound) && p.IsActivating() {
-		return // The activation has the slot, for as long as it takes.
+		return // Do not wait for the slot: the activation holds it, possibly for long.
 	}
 	if errors.Is(err, lvm.ErrNotFound) {
-		// LVM gives the device another name, and takes it away for that moment,
-		// when a pool gets its first volume or loses its last one. Only between
-		// commands is a device that is not there missing.
+		// LVM renames the device, and removes it for a moment, when a pool gets its first volume or
+		// loses its last. So a device is missing only if it is absent between commands, with the
+		// slot held.
 		done, slotErr := s.groups.Acquire(s.work, s.groups.Named(group))
 		if slotErr != nil {
-			return // What is known stays; it is looked at again soon.
+			return // Keep the last status until the next look.
 		}
 		status, err = s.lvm.PoolStatus(group, p.Name())
 		done()
 	}
 	if errors.Is(err, lvm.ErrTimedOut) {
-		return // It has its device, of which a disk does not answer: what is known stays.
+		return // A disk of the pool does not answer: keep the last status.
 	}
 	if err != nil && !errors.Is(err, lvm.ErrNotFound) {
 		s.log.Warn("thin pool's status cannot be read", "group", group, "pool", p.Name(), "error", err)
 	}
 	if p.SetStatus(status, err == nil) {
-		s.groups.Named(group).Reclaim() // What is deleted in it waits for its device.
+		s.groups.Named(group).Reclaim() // Deletions in the pool wait for its device.
 	}
 }
 
-// extend grows a pool's data or metadata by one step when its threshold is
-// passed. It needs no intent: LVM's commit is the one effect, and what follows
-// from it is in LVM's metadata.
+// extend grows a pool's data or metadata by one step past its threshold. It needs no intent:
+// LVM's commit is its only effect.
 func (s *poolKeeper) extend(ctx context.Context, g *volumegroup.Group, p *inventory.Pool) error {
 	growth, reserved := s.plan(g, p)
-	// What keeps the data from growing does not keep the metadata from it.
+	// Metadata may still grow when data cannot.
 	var stuck, err, metadataErr error
 	if growth.Stuck != "" {
 		stuck = errors.New(growth.Stuck)
@@ -139,7 +132,7 @@ func (s *poolKeeper) extend(ctx context.Context, g *volumegroup.Group, p *invent
 		s.log.Info("thin pool was extended", "group", g.Name(), "pool", p.Name(), "extents", growth.Extents, "error", err)
 	}
 	if growth.Metadata > 0 {
-		// How much the spare for repairs grows with it is up to LVM.
+		// LVM decides how much the spare metadata grows along.
 		metadataErr = s.groups.Change(ctx, g, func(ctx context.Context) (inventory.Effect, error) {
 			on, err := p.Place(0, growth.Metadata)
 			if err != nil {
@@ -156,7 +149,6 @@ func (s *poolKeeper) extend(ctx context.Context, g *volumegroup.Group, p *invent
 	return errors.Join(err, metadataErr, stuck)
 }
 
-// plan decides to which size a pool is to grow, and reserves what that takes.
 func (s *poolKeeper) plan(g *volumegroup.Group, p *inventory.Pool) (growth thinpool.Growth, reserved *inventory.PoolGrowth) {
 	if now := p.Sizes(); now != nil {
 		growth = thinpool.Pool{
@@ -169,7 +161,8 @@ func (s *poolKeeper) plan(g *volumegroup.Group, p *inventory.Pool) (growth thinp
 	return growth, p.Plan(growth.Extents, growth.Stuck)
 }
 
-// retry makes the thin pools of a group that could not be made before, or that it has not as it has just appeared.
+// retry creates a group's missing thin pools: those that failed before, and those of a group
+// that has just appeared.
 func (s *poolKeeper) retry(ctx context.Context, g *volumegroup.Group) {
 	if !g.Known().PoolsDue {
 		return
@@ -187,13 +180,13 @@ func (s *poolKeeper) retry(ctx context.Context, g *volumegroup.Group) {
 	}
 }
 
-// lookAtRAID asks the kernel how the images of the group's RAID volumes and pools do,
-// which changes without any change of the metadata. It runs no command.
+// lookAtRAID asks the kernel about the images of RAID volumes and pools, whose health changes
+// without a change of the metadata. It runs no command.
 func (s *poolKeeper) lookAtRAID(g *volumegroup.Group) {
 	found := map[string]lvm.RAIDStatus{}
 	for _, name := range g.RAIDNames() {
 		status, err := s.lvm.RAIDStatus(g.Name(), name)
-		if err != nil && !errors.Is(err, lvm.ErrNotFound) { // That it has no device is another condition.
+		if err != nil && !errors.Is(err, lvm.ErrNotFound) { // A missing device has a condition of its own.
 			s.log.Warn("failed to read the status of a RAID volume", "group", g.Name(), "volume", name, "error", err)
 		}
 		found[name] = status

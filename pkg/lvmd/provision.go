@@ -9,11 +9,11 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/provision"
 )
 
-// provisioned are the service's groups as provision sees them.
+// provisioned implements provision.Groups.
 type provisioned struct {
 	*core
 	pools *poolKeeper
-	// states has a *provision.State for each group that lvmd makes, by name.
+	// states maps the name of each group that lvmd makes to its *provision.State.
 	states sync.Map
 }
 
@@ -72,7 +72,7 @@ func (p *provisioned) Report(name string, state *provision.State) {
 	p.groups.Named(name).SetAbsence(state.Absence())
 }
 
-// refusals are the devices that are selected for a group and not used, by path.
+// refusals returns the selected but unused devices of a group, by path.
 func (p *provisioned) refusals(name string) map[string]*provision.Refusal {
 	if state, ok := p.states.Load(name); ok {
 		return state.(*provision.State).Refusals()

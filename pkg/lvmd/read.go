@@ -21,7 +21,7 @@ func (s *Service) GetVolume(_ context.Context, r *lvmdv1.GetVolumeRequest) (*lvm
 	if err != nil {
 		return nil, err
 	}
-	// The UUIDs of disks are published nowhere, so the name is a digest of theirs.
+	// Disks' UUIDs must not be published, so the name is a digest of them.
 	disks := sha256.Sum256([]byte(volumegroup.Disks(s.lvm, v)))
 	report.Disks = hex.EncodeToString(disks[:16])
 	return &lvmdv1.GetVolumeResponse{Volume: report}, nil
@@ -36,9 +36,8 @@ func (s *Service) GetSnapshot(_ context.Context, r *lvmdv1.GetSnapshotRequest) (
 	return &lvmdv1.GetSnapshotResponse{Snapshot: v}, nil
 }
 
-// ListVolumes implements lvmdv1.LVMDServer. A page token is the id of the last
-// volume of the page before: volumes that come or go in between are neither
-// repeated nor the cause of others being left out.
+// ListVolumes implements lvmdv1.LVMDServer. A page token is the last id of the previous page,
+// so volumes that come or go between pages never repeat or hide others.
 func (s *Service) ListVolumes(_ context.Context, r *lvmdv1.ListVolumesRequest) (*lvmdv1.ListVolumesResponse, error) {
 	limit, err := pageSize(r, spec.VolumeID)
 	if err != nil {
@@ -52,7 +51,7 @@ func (s *Service) ListVolumes(_ context.Context, r *lvmdv1.ListVolumesRequest) (
 	return resp, nil
 }
 
-// ListSnapshots implements lvmdv1.LVMDServer. Pages are as those of ListVolumes.
+// ListSnapshots implements lvmdv1.LVMDServer. It pages like ListVolumes.
 func (s *Service) ListSnapshots(_ context.Context, r *lvmdv1.ListSnapshotsRequest) (*lvmdv1.ListSnapshotsResponse, error) {
 	limit, err := pageSize(r, spec.SnapshotID)
 	if err != nil {
@@ -66,7 +65,8 @@ func (s *Service) ListSnapshots(_ context.Context, r *lvmdv1.ListSnapshotsReques
 	return resp, nil
 }
 
-// pageSize checks which page is requested, of which the token is an id, and returns its size.
+// pageSize validates the page size and token, where the token must match id. A size of 0 means
+// no limit.
 func pageSize(r interface {
 	GetPageSize() int32
 	GetPageToken() string
@@ -89,8 +89,8 @@ func (s *Service) ListClasses(context.Context, *lvmdv1.ListClassesRequest) (*lvm
 	return &lvmdv1.ListClassesResponse{Classes: s.inventory.Classes()}, nil
 }
 
-// Watch implements lvmdv1.LVMDServer. A stream ends with the caller's context
-// or when lvmd stops.
+// Watch implements lvmdv1.LVMDServer. A stream ends with the caller's context or when lvmd
+// stops.
 func (s *Service) Watch(r *lvmdv1.WatchRequest, stream grpc.ServerStreamingServer[lvmdv1.WatchResponse]) error {
 	w := s.inventory.Watch(r.GetEpoch(), r.GetGeneration())
 	defer w.End()

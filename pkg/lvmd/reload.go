@@ -13,21 +13,19 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/journal"
 )
 
-// ErrNeedsStart is returned by Reload for a configuration that is fit for the
-// volumes there are, but that only a new Service can take over.
+// ErrNeedsStart means that the configuration is valid for the existing volumes, but only a new
+// Service can apply it.
 var ErrNeedsStart = errors.New("the configuration needs a new start of the service")
 
-// Reload takes over a configuration, all of it or nothing. Volumes and
-// operations under way go on. Watchers get the full state again.
+// Reload applies a configuration as a whole or not at all. Volumes and operations in flight
+// continue. Watchers get the full state again.
 //
-// A configuration under which volumes would be orphaned is refused with
-// ErrOrphans. One that the volume groups are not fit for is refused with
-// config.Problems, and none is taken over that cannot be noted in the journal.
-// One that brings or takes volume groups, or thin pools, is not taken over, with
-// ErrNeedsStart.
+// It returns ErrOrphans if volumes would be orphaned, config.Problems if a volume group does not
+// fit, and ErrNeedsStart if volume groups or thin pools would come, go or change. It also fails
+// if the journal cannot record the configuration.
 func (s *Service) Reload(c *config.Config) error {
-	placements := s.placementsFor(c) // A disk that answers late is to hold up nothing else.
-	// No volume may be made between the look at those there are and the end.
+	placements := s.placementsFor(c) // Read the disks before locking: one may be slow.
+	// No volume may be created between the check of the members and the end.
 	s.admission.Lock()
 	defer s.admission.Unlock()
 	if s.isStopping() {
@@ -50,7 +48,8 @@ func (s *Service) Reload(c *config.Config) error {
 	return nil
 }
 
-// madeOf returns what only a start looks for and makes: by volume group, its UUIDs, and by group and class, the thin pool.
+// madeOf returns the parts of a configuration that only a start applies: UUIDs by volume group,
+// and thin pools by group and class.
 func madeOf(c *config.Config) map[string]any {
 	made := map[string]any{}
 	for _, dc := range c.Classes {
@@ -64,8 +63,8 @@ func madeOf(c *config.Config) map[string]any {
 	return made
 }
 
-// placementsFor reads where everything lies in the groups in which lvmd chooses that under a
-// configuration, as far as it can be read.
+// placementsFor reads the placements of groups in which lvmd chooses the extents. It skips
+// groups that it cannot read.
 func (s *Service) placementsFor(c *config.Config) map[string]ondisk.Placement {
 	all := map[string]ondisk.Placement{}
 	for _, dc := range c.Classes {
@@ -81,7 +80,6 @@ func (s *Service) placementsFor(c *config.Config) map[string]ondisk.Placement {
 	return all
 }
 
-// Refuse notes that the configuration file holds what cannot be taken over, and
-// why: every class says so until a configuration is taken over. An empty reason
-// takes it back.
+// Refuse makes every class report why the configuration file was rejected, until Reload
+// succeeds or reason is empty.
 func (s *Service) Refuse(reason string) { s.inventory.Refuse(reason) }

@@ -15,21 +15,20 @@ import (
 )
 
 const (
-	// graceful is how long calls under way have when lvmd is to stop;
-	// with what ending them takes, a stop stays below five seconds.
+	// graceful bounds how long a stop waits for calls; with the time to end them, it stays below
+	// five seconds.
 	graceful = 3 * time.Second
 )
 
-// LockStateDir makes sure that no other lvmd works with the directory, which
-// it makes if needed. The lock ends with release, or with the process.
+// LockStateDir creates dir if necessary and locks it against other lvmd processes. The lock
+// ends with release or the process.
 func LockStateDir(dir string) (release func(), err error) {
 	return lock(dir, "lock", "the state directory")
 }
 
-// LockNode makes sure that no other lvmd works on this node, whatever its state
-// directory. dir is that of LVM's own locks, see lvm.LockDir: the lock holds as far
-// as those do, which every program that changes volume groups shares, also from within a
-// container.
+// LockNode locks the node against other lvmd processes, whatever their state directory. dir is
+// the directory of LVM's own locks, see lvm.LockDir, which all programs that change volume
+// groups share, even from a container.
 func LockNode(dir string) (release func(), err error) {
 	return lock(dir, "carve-lvmd", "LVM's lock directory")
 }
@@ -54,9 +53,9 @@ func lock(dir, name, what string) (release func(), err error) {
 	return func() { f.Close() }, nil
 }
 
-// Listen listens on a unix socket that only its owner can use. A socket that
-// an lvmd left behind is replaced; one that a program answers on is not. Between
-// the look and the replacement the caller's locks keep another lvmd away.
+// Listen listens on a unix socket that only its owner can use. It replaces a socket that a
+// previous lvmd left, but not one that a program answers on. The caller's locks keep other lvmd
+// processes from racing it.
 func Listen(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("socket: %w", err)
@@ -67,20 +66,19 @@ func Listen(path string) (net.Listener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("socket: %w", err)
 	}
-	// The mode must be right before anyone can connect.
+	// Set the mode before anyone can connect.
 	old := unix.Umask(0o177)
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	unix.Umask(old)
 	if err != nil {
 		return nil, fmt.Errorf("socket: %w", err)
 	}
-	// An lvmd that ends must not take away its successor's socket.
+	// An lvmd that ends must not remove its successor's socket.
 	l.SetUnlinkOnClose(false)
 	return l, nil
 }
 
-// CheckSocket says why Listen would not listen at a path: what is there is no
-// socket, or a program answers on it.
+// CheckSocket returns an error if the path is not a socket or a program answers on it.
 func CheckSocket(path string) error {
 	info, err := os.Lstat(path)
 	switch {
@@ -103,9 +101,9 @@ func CheckSocket(path string) error {
 	}
 }
 
-// StopServers stops gRPC servers that serve s, and then s itself: streams
-// end, calls under way have a few seconds, the rest is cut off. It returns
-// within five seconds unless the kernel holds a command.
+// StopServers stops gRPC servers that serve s, then s itself. Streams end; calls in flight get
+// a few seconds before it cuts them off. It returns within five seconds unless the kernel holds
+// a command.
 func StopServers(s *Service, servers ...*grpc.Server) error {
 	ctx, cancel := context.WithTimeout(context.Background(), graceful)
 	defer cancel()

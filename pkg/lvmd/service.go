@@ -26,66 +26,55 @@ import (
 )
 
 const (
-	// maxFormatting bounds how many mkfs run at once on the same disks.
+	// maxFormatting bounds concurrent mkfs runs on the same disks.
 	maxFormatting = 8
-	// formatTimeout bounds one mkfs. They take a fraction of a second.
+	// formatTimeout bounds one mkfs, which normally takes less than a second.
 	formatTimeout = 5 * time.Minute
-	// callerGrace is how long a creation goes on after its last caller has gone. Another
-	// controller leads within this time after one that ended, and asks for the same again.
+	// callerGrace keeps a creation running after its last caller left. If a controller ends, the
+	// next one leads within this time and requests the same again.
 	callerGrace = time.Minute
-	// failingFor is for how long a class reports that a disk failed a command, unless
-	// another command goes well.
+	// failingFor bounds how long a class reports a disk that failed a command, unless a later
+	// command succeeds.
 	failingFor = time.Minute
-	// replacedFor is for how long a class reports that its group took the place of another one.
+	// replacedFor bounds how long a class reports that its group was replaced by another.
 	replacedFor = time.Hour
 )
 
 // Options configure a Service. Config, LVM and StateDir are required.
 type Options struct {
 	Config *config.Config
-	// Changed says that Config takes the place of one that was served: it is refused where a
-	// class does not fit its volume group. At another start that is a condition of the class.
+	// Changed means Config replaces one in service: New then rejects a class that does not fit
+	// its volume group. Otherwise the class only gets a condition.
 	Changed bool
 	LVM     lvm.Groups
-	// StateDir is where the journal is kept. It must exist.
+	// StateDir holds the journal. It must exist.
 	StateDir string
-	// Format, Probe and SetUUID default to pkg/filesystem's.
+	// Format, Probe and SetUUID default to those of pkg/filesystem.
 	Format func(ctx context.Context, device string, o filesystem.FormatOptions) error
 	Probe  func(device string) (filesystem.Info, error)
-	// Inspect defaults to that of pkg/luks.
+	// Inspect defaults to luks.Inspect.
 	Inspect func(device, volume string) (luks.State, error)
 	SetUUID func(device string, t filesystem.Type, uuid string) error
 	Log     *slog.Logger
-	// Metrics may be nil.
 	Metrics *Metrics
-	// BlockEvents wakes the service when block devices appear or vanish; nil
-	// means that nothing does.
+	// BlockEvents wakes the service when block devices appear or vanish; it may be nil.
 	BlockEvents <-chan struct{}
-	// Devices makes and grows volume groups; required when the configuration
-	// has any to be made.
+	// Devices creates and grows volume groups; required if the configuration lists any to create.
 	Devices lvm.Devices
-	// PollInterval is how often the groups' sequence numbers are read from
-	// the disks; zero means every two seconds.
+	// PollInterval is the interval between reads of the groups' sequence numbers from disk; zero
+	// means two seconds.
 	PollInterval time.Duration
-	// sectorSize is set by tests only; nil means blockdev.LogicalBlockSize.
-	sectorSize func(path string) (int64, error)
-	// provisioning and poolRetry are set by tests only; zero means the constants.
-	provisioning provision.Intervals
-	poolRetry    time.Duration
-	// poolGrace and activationRetry are set by tests only; zero means the constants.
+	// Only tests set the following fields; zero and nil mean the constants and real functions.
+	sectorSize                 func(path string) (int64, error)
+	provisioning               provision.Intervals
+	poolRetry                  time.Duration
 	poolGrace, activationRetry time.Duration
 
-	// wipeCheckpoint and copyCheckpoint are set by tests only; zero means the constant.
-	wipeCheckpoint, copyCheckpoint int64
-	// copyTimeout and copyLook are set by tests only; zero means the constants.
-	copyTimeout, copyLook time.Duration
-	// slotTimeout, probeInterval, awayInterval and callerGrace are set by tests only; zero means
-	// the constants.
+	wipeCheckpoint, copyCheckpoint                        int64
+	copyTimeout, copyLook                                 time.Duration
 	slotTimeout, probeInterval, awayInterval, callerGrace time.Duration
-	// crashPoint is set by tests only, see crash.
-	crashPoint func(point string)
-	// entered and defect are set by tests only, to see the changes of volumes' states and
-	// those that must not be.
+	crashPoint                                            func(point string)
+	// entered observes volumes' state changes, defect the invalid ones.
 	entered func(from, to inventory.State)
 	defect  func(message string, args ...any)
 }
@@ -95,26 +84,24 @@ type Service struct {
 	lvmdv1.UnimplementedLVMDServer
 	*core
 
-	creator     *creator
-	expander    *expander
-	adopter     *adopter
-	headers     *headers
-	pools       *poolKeeper
-	provisioned *provisioned
-	provisioner *provision.Provisioner
-	leaders     *leaders
-	health      *health
-	blockEvents <-chan struct{}
-	// devicesChanged wakes duplicateLoop.
+	creator        *creator
+	expander       *expander
+	adopter        *adopter
+	headers        *headers
+	pools          *poolKeeper
+	provisioned    *provisioned
+	provisioner    *provision.Provisioner
+	leaders        *leaders
+	health         *health
+	blockEvents    <-chan struct{}
 	devicesChanged wakeup.Signal
-	// failingFor is the constant, in nanoseconds, but in tests.
+	// failingFor is in nanoseconds; only tests change it.
 	failingFor atomic.Int64
 }
 
-// New opens the journal, scans and activates the configured volume groups,
-// and reconciles the two. When it returns, the service answers truthfully;
-// Start then begins the work in the background. Configuration errors are
-// config.Problems.
+// New opens the journal, scans and activates the configured volume groups, and reconciles the
+// two. The service then answers truthfully; Start begins the background work. Errors in the
+// configuration are config.Problems.
 func New(ctx context.Context, o Options) (*Service, error) {
 	o.setDefaults()
 	o.LVM.Limit(provision.Filter(o.Config.Devices))
@@ -166,7 +153,6 @@ func (o *Options) setDefaults() {
 	}
 }
 
-// assemble makes a service of its parts.
 func assemble(o *Options, j *journal.Journal) *Service {
 	c := &core{
 		lvm: o.LVM, journal: j, log: o.Log, metrics: o.Metrics, crashPoint: o.crashPoint,
@@ -207,7 +193,7 @@ func assemble(o *Options, j *journal.Journal) *Service {
 	return s
 }
 
-// Start begins wiping, watching the groups and probing. It returns at once.
+// Start begins the background work and returns at once.
 func (s *Service) Start() {
 	for _, g := range s.groups.All() {
 		s.spawn(func() { s.reclaimer.WipeLoop(s.work, g) })
@@ -224,8 +210,6 @@ func (s *Service) Start() {
 	s.spawn(func() { s.provisioner.Run(s.work) })
 }
 
-// pollLoop has each group looked at, at every tick and whenever block devices
-// come or go.
 func (s *Service) pollLoop(ctx context.Context) {
 	tick := time.NewTicker(s.groups.PollInterval)
 	defer tick.Stop()
@@ -245,8 +229,8 @@ func (s *Service) pollLoop(ctx context.Context) {
 	}
 }
 
-// duplicateLoop looks for copies of the groups' disks when block devices came, went or changed, at
-// most once in the interval between two looks at the groups. A device that does not answer holds up
+// duplicateLoop looks for copies of the groups' disks after changes of block devices, at most
+// once per PollInterval. It is a loop of its own so that an unresponsive device holds up
 // nothing else.
 func (s *Service) duplicateLoop(ctx context.Context) {
 	tick := time.NewTicker(s.groups.PollInterval)
@@ -259,7 +243,7 @@ func (s *Service) duplicateLoop(ctx context.Context) {
 		s.groups.NoteExcluded()
 		for _, name := range names {
 			if g := s.groups.Named(name); g != nil {
-				g.SetStale() // The scan finds what to say of it.
+				g.SetStale() // The scan reports the duplicate.
 				g.Look.Set()
 			}
 		}
@@ -271,8 +255,7 @@ func (s *Service) duplicateLoop(ctx context.Context) {
 	}
 }
 
-// lookLoop looks at what others did to a group. A disk that answers late, or never, holds up
-// its own group only.
+// lookLoop runs per group, so that a slow or unresponsive disk holds up its own group only.
 func (s *Service) lookLoop(ctx context.Context, g *volumegroup.Group) {
 	for {
 		select {
@@ -287,8 +270,8 @@ func (s *Service) lookLoop(ctx context.Context, g *volumegroup.Group) {
 	}
 }
 
-// Quiesce ends all Watch streams and makes new operations fail, so that a
-// gRPC server can stop. It may be called more than once.
+// Quiesce ends Watch streams and makes new operations fail, so that a gRPC server can stop. It
+// may be called more than once.
 func (s *Service) Quiesce() {
 	s.stopOnce.Do(func() {
 		s.admission.Lock()
@@ -298,9 +281,8 @@ func (s *Service) Quiesce() {
 	})
 }
 
-// Stop quiesces, lets operations under way finish until ctx is done, then
-// cancels them, and closes the journal. What was cancelled is undone by the
-// next start.
+// Stop quiesces, lets operations in flight finish until ctx ends, cancels the rest, and closes
+// the journal. The next start undoes cancelled operations.
 func (s *Service) Stop(ctx context.Context) error {
 	s.Quiesce()
 	s.waitForOperations(ctx)
@@ -312,8 +294,6 @@ func (s *Service) Stop(ctx context.Context) error {
 	return errors.Join(s.groups.RememberAll(), s.journal.Close())
 }
 
-// waitForOperations returns when no creation or expansion is under way, or
-// ctx is done.
 func (s *Service) waitForOperations(ctx context.Context) {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()

@@ -33,8 +33,8 @@ func (s *Service) CreateSnapshot(ctx context.Context, r *lvmdv1.CreateSnapshotRe
 	return &lvmdv1.CreateSnapshotResponse{Snapshot: a.Volume.ReportSnapshot()}, nil
 }
 
-// DeleteSnapshot implements lvmdv1.LVMDServer. It runs no command: it makes the
-// snapshot a tombstone and leaves the rest to package reclaim.
+// DeleteSnapshot implements lvmdv1.LVMDServer. It runs no command: it makes the snapshot a
+// tombstone, which package reclaim frees.
 func (s *Service) DeleteSnapshot(_ context.Context, r *lvmdv1.DeleteSnapshotRequest) (*lvmdv1.DeleteSnapshotResponse, error) {
 	v, err := s.claimForDeletion(inventory.ToDelete{ID: r.GetId(), Name: r.GetName(), Snapshot: true})
 	switch {

@@ -15,23 +15,21 @@ import (
 )
 
 const (
-	// requestWindow is how much a client may send ahead of what was read, and
-	// answerWindow how much lvmd may, in bytes. Requests are small; a list of 1,000
-	// volumes takes a third of the answers' window. Where windows grow by themselves,
-	// each call costs a ping more.
+	// requestWindow and answerWindow bound, in bytes, how far client and lvmd may send ahead of
+	// the reader. Requests are small; a list of 1,000 volumes takes a third of answerWindow.
+	// Dynamic windows would cost a ping per call.
 	requestWindow = 64 << 10
 	answerWindow  = 1 << 20
-	// answerBuffer is how much of an answer is written or read with one system call:
-	// a long list then takes two of them and not a dozen.
+	// answerBuffer is moved by one system call: a long list takes two instead of a dozen.
 	answerBuffer = 256 << 10
 )
 
-// NewServer returns a server for one transport. It serves LVMD and the health service as far as methods
-// allows; more are further options, such as those of the uplink. StopServers stops it.
+// NewServer returns a server for t that serves the LVMD methods and health checks listed in
+// methods for t; more adds options, such as those of the uplink. StopServers stops it.
 func (s *Service) NewServer(t Transport, more ...grpc.ServerOption) *grpc.Server {
 	server := grpc.NewServer(append([]grpc.ServerOption{
 		grpc.InitialWindowSize(requestWindow), grpc.InitialConnWindowSize(requestWindow),
-		grpc.WriteBufferSize(answerBuffer), // gRPC keeps none while there is nothing to write
+		grpc.WriteBufferSize(answerBuffer), // gRPC frees the buffer when idle
 		grpc.ChainUnaryInterceptor(s.interceptor(t)), grpc.ChainStreamInterceptor(streamInterceptor(t)),
 	}, more...)...)
 	lvmdv1.RegisterLVMDServer(server, s)
@@ -39,15 +37,15 @@ func (s *Service) NewServer(t Transport, more ...grpc.ServerOption) *grpc.Server
 	return server
 }
 
-// Dial makes a client of the lvmd at a unix socket. It connects when it is used
-// first. The caller closes it.
+// Dial returns a client of the lvmd at a unix socket. It connects on first use. The caller
+// closes it.
 func Dial(socket string) (*grpc.ClientConn, error) {
 	conn, err := grpc.NewClient("passthrough:lvmd",
-		grpc.WithTransportCredentials(insecure.NewCredentials()), // the socket's mode is what protects it
+		grpc.WithTransportCredentials(insecure.NewCredentials()), // the socket's mode protects it
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 		}),
-		// gRPC's pauses, up to two minutes between dials, are made for networks.
+		// gRPC's backoff, up to two minutes between dials, suits networks.
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond},
 			MinConnectTimeout: 5 * time.Second,
