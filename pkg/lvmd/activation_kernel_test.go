@@ -11,8 +11,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// active names the volumes of the node's group, thin pools among them, that have a device by
-// LVM's account.
+// active returns the group's volumes and thin pools that LVM reports as active.
 func (n *node) active() []string {
 	n.t.Helper()
 	var names []string
@@ -25,8 +24,7 @@ func (n *node) active() []string {
 	return names
 }
 
-// TestAtTheStartOnlyOurOwnVolumesAreActivated starts lvmd after a reboot, in a group in which an
-// administrator has a volume and a pool that are to stay inactive, and repairs lvmd's own pool.
+// An administrator's volume and pool are to stay inactive; lvmd's own pool needs a repair.
 func TestAtTheStartOnlyOurOwnVolumesAreActivated(t *testing.T) {
 	n := newNode(t)
 	n.config = "- {name: plain, default: true, volumeGroup: carve}\n" +

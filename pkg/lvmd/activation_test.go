@@ -15,7 +15,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// message is that of a condition of the first class, or nothing.
 func (d *daemon) message(kind string) string {
 	d.t.Helper()
 	for _, c := range d.class().GetConditions() {
@@ -26,7 +25,6 @@ func (d *daemon) message(kind string) string {
 	return ""
 }
 
-// named finds a volume by its id.
 func (d *daemon) named(id string) *lvmdv1.Volume {
 	d.t.Helper()
 	for _, v := range d.list() {
@@ -39,7 +37,8 @@ func (d *daemon) named(id string) *lvmdv1.Volume {
 
 func TestAPoolThatIsCheckedForLongHoldsUpNothingElse(t *testing.T) {
 	for name, c := range map[string]struct {
-		// slow is what takes long, and in which groups there are volumes made meanwhile.
+		// slow is the operation that blocks, and groups those in which volumes are created while it
+		// does.
 		slow    lvmfake.Op
 		groups  []string
 		refused bool

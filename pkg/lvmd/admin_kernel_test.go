@@ -21,7 +21,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// has reports whether lvmd lists a volume.
 func (p *process) has(id string) bool {
 	p.t.Helper()
 	return slices.ContainsFunc(p.state().GetVolumes(), func(v *lvmdv1.Volume) bool { return v.GetId() == id })
@@ -79,8 +78,7 @@ func TestAVolumeThatAnAdministratorRenamedIsGoneUntilItHasItsNameBack(t *testing
 	checkFilled(t, v, 0x5a, 8<<20)
 }
 
-// TestRenamedTombstoneIsWipedOnceItHasItsNameBack renames a volume while it is wiped, and makes others, which
-// would get the numbers of lvmd's descriptors for it.
+// The other volumes would get the device numbers that lvmd's descriptors refer to.
 func TestRenamedTombstoneIsWipedOnceItHasItsNameBack(t *testing.T) {
 	n := newNode(t)
 	n.config = "- {name: local, default: true, volumeGroup: carve, wipe: zero, wipeRate: 1Mi}\n"
@@ -139,17 +137,15 @@ func TestAGroupThatAnAdministratorRenamedIsMissingUntilItHasItsNameBack(t *testi
 	waittest.Until(t, "it can be deleted", func() bool { return len(n.leftovers()) == 0 })
 }
 
-// commands counts the LVM commands that lvmd has run.
 func (p *process) commands() int { return strings.Count(p.log.String(), `"msg":"lvm"`) }
 
-// readsOf counts the reads of a disk. When lvmd looks at a group, it reads the metadata past the page cache.
+// readsOf counts reads of a disk: a look at the group reads the metadata past the page cache.
 func readsOf(t *testing.T, disk string) int64 {
 	t.Helper()
 	fields := strings.Fields(string(must.Get(os.ReadFile("/sys/block/" + disk + "/stat"))(t)))
 	return must.Get(strconv.ParseInt(fields[0], 10, 64))(t)
 }
 
-// TestAnIdleLvmdRunsNothing, neither when it looks at its group nor when it is asked what there is.
 func TestAnIdleLvmdRunsNothing(t *testing.T) {
 	n := newNode(t, "/dev/vdb", "/dev/vdc")
 	n.debug = true
@@ -163,13 +159,13 @@ func TestAnIdleLvmdRunsNothing(t *testing.T) {
 	waittest.Until(t, "the mirror is in sync", func() bool { return p.conditions() == "" })
 	n.waitUntagged()
 	look := func() {
-		// A look reads all of one disk's metadata before it reads another disk's.
+		// A look reads all metadata of one disk before it reads another disk.
 		for _, disk := range []string{"vdb", "vdc"} {
 			earlier := readsOf(t, disk)
 			waittest.Until(t, "lvmd looks at the group", func() bool { return readsOf(t, disk) > earlier })
 		}
 	}
-	look() // The command that took the tags off has ended by then, and is in the log.
+	look() // The command that untagged has ended, and is in the log.
 	before := p.commands()
 	if before == 0 {
 		t.Fatal("the commands are not in the log")
@@ -210,7 +206,7 @@ func TestAMegabyteOfWarningsIsNoHindrance(t *testing.T) {
 	}
 }
 
-// LVM suspends a volume whenever it changes its table, and lvmd may look just then.
+// LVM suspends a volume to change its table, and lvmd may look at that moment.
 func TestAVolumeThatRunsAgainIsNotCalledSuspended(t *testing.T) {
 	n := newNode(t, "/dev/vdb")
 	p := n.start()

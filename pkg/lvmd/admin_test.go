@@ -34,8 +34,7 @@ func TestWhatAnAdministratorDoesIsSeen(t *testing.T) {
 	}
 }
 
-// TestDevicesThatAnAdministratorTakesAwayAndMakesAreSeen: the metadata says nothing
-// of them.
+// Devices come and go without a change of the metadata.
 func TestDevicesThatAnAdministratorTakesAwayAndMakesAreSeen(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)
@@ -50,7 +49,7 @@ func TestDevicesThatAnAdministratorTakesAwayAndMakesAreSeen(t *testing.T) {
 		now := get(v.GetId())
 		return now.GetDevicePath() == "" && len(now.GetConditions()) == 1 && now.GetConditions()[0].GetType() == "Inactive"
 	})
-	for range 2 { // The second time it has one already, and gets another number.
+	for range 2 { // The second time, it replaces a device and gets another number.
 		before := get(v.GetId()).GetDeviceMinor()
 		m.fake.Renumber(testGroup, v.GetId(), true)
 		waittest.Until(t, "the volume has a device of another number", func() bool {
@@ -65,14 +64,14 @@ func TestDevicesThatAnAdministratorTakesAwayAndMakesAreSeen(t *testing.T) {
 	if got := get(other.GetId()); got.GetDeviceMinor() != other.GetDeviceMinor() {
 		t.Errorf("an encrypted volume has now minor number %d, want %d", got.GetDeviceMinor(), other.GetDeviceMinor())
 	}
-	// Nothing is scanned again and again, whether there is a device or not.
+	// Each change causes one scan, whether or not a device exists.
 	m.fake.Renumber(testGroup, v.GetId(), false)
 	waittest.Until(t, "the volume has no device", func() bool { return get(v.GetId()).GetDevicePath() == "" })
 	scans := m.fake.Commands(lvmfake.OpScan)
 	for range 2 {
 		for range 10 {
 			d.groups.Refresh(t.Context(), d.groups.Named(testGroup))
-			time.Sleep(d.groups.PollInterval) // For less than that, the next one need not look.
+			time.Sleep(d.groups.PollInterval) // Within the interval, the next call need not look.
 		}
 		if now := m.fake.Commands(lvmfake.OpScan); now != scans {
 			t.Errorf("%d scans while nothing happened", now-scans)

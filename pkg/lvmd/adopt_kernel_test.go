@@ -20,18 +20,15 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// Volumes of other drivers are made here by the commands that these drivers run: TopoLVM
-// names a logical volume by its object's UID, OpenEBS by the PersistentVolume's name, and
-// neither tags it.
+// TopoLVM names a logical volume by its object's UID, OpenEBS by the PersistentVolume's name.
+// Neither tags it.
 const (
 	topolvmName = "0f2bdf1e-7c79-4c0a-a7a5-3d1f1f9a6f0e"
 	openebsName = "pvc-213ca1e6-e271-4ec8-875c-c7def3a4908d"
 )
 
-// written is what another driver's volume holds, by its user.
 const written = "written before"
 
-// theirs formats a logical volume of another driver and writes into it.
 func (n *node) theirs(t *testing.T, lv, fs string) {
 	t.Helper()
 	device := "/dev/" + n.group + "/" + lv
@@ -42,7 +39,6 @@ func (n *node) theirs(t *testing.T, lv, fs string) {
 	unmount()
 }
 
-// checkWritten mounts a volume and reads what its user wrote before it was adopted.
 func checkWritten(t *testing.T, device, fs string) {
 	t.Helper()
 	dir, unmount := mount(t, &lvmdv1.Volume{DevicePath: device, FsType: fs})
@@ -94,7 +90,7 @@ func TestVolumesOfOtherDriversAreAdoptedInPlaceAndGivenBack(t *testing.T) {
 	}
 	checkWritten(t, "/dev/"+n.group+"/"+topolvmName, "ext4")
 
-	// As after a reboot that the other driver did not survive: no device.
+	// As after a reboot without the other driver: no device.
 	lvmByHand(t, "lvchange", "--activate", "n", n.group+"/"+topolvmName)
 	adopted = must.Get(p.client.AdoptVolume(t.Context(), adoption(topolvmName, "pvc-1")))(t).GetVolume()
 	must.Get(p.client.ConfirmAdoption(t.Context(), &lvmdv1.ConfirmAdoptionRequest{Id: adopted.GetId()}))(t)
@@ -124,8 +120,6 @@ func TestAThinVolumeOfOpenEBSIsAdoptedInItsPool(t *testing.T) {
 	must.Get(p.client.CreateSnapshot(t.Context(), &lvmdv1.CreateSnapshotRequest{Name: "snap", SourceVolumeId: adopted.GetId(), Owner: &lvmdv1.Owner{ClusterId: "cluster"}}))(t)
 }
 
-// TestVolumesOfOtherDriversInTheGroupAreNeverTouched has Carve make, delete and wipe volumes
-// beside those of other drivers, which come and go, until the group is full.
 func TestVolumesOfOtherDriversInTheGroupAreNeverTouched(t *testing.T) {
 	n := newNode(t)
 	lvmByHand(t, "lvcreate", "-n", topolvmName, "-L", fmt.Sprintf("%db", 32<<20), "-W", "y", "-y", n.group)
@@ -145,7 +139,7 @@ func TestVolumesOfOtherDriversInTheGroupAreNeverTouched(t *testing.T) {
 	for _, lv := range []string{topolvmName, openebsName} {
 		checkWritten(t, "/dev/"+n.group+"/"+lv, "ext4")
 	}
-	// Their driver removes one while ours runs.
+	// Their driver removes one while lvmd runs.
 	lvmByHand(t, "lvremove", "-f", n.group+"/"+openebsName)
 	waittest.Until(t, "its space is free", func() bool { return p.available() == all })
 	if _, err := os.Stat("/dev/" + n.group + "/" + openebsName); !errors.Is(err, syscall.ENOENT) {

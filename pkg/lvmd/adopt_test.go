@@ -21,10 +21,9 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// foreignName is what TopoLVM would call a logical volume: its object's UID.
+// foreignName is named as TopoLVM does, by its object's UID.
 const foreignName = "0f2bdf1e-7c79-4c0a-a7a5-3d1f1f9a6f0e"
 
-// startWithForeign is a daemon beside a logical volume of another driver, full of a pattern.
 func startWithForeign(t *testing.T, m *machine, tags ...string) *daemon {
 	t.Helper()
 	must.Succeed(t, m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: foreignName, Extents: 4, Tags: tags}))
@@ -32,7 +31,6 @@ func startWithForeign(t *testing.T, m *machine, tags ...string) *daemon {
 	return m.start(t, holding(filesystem.XFS))
 }
 
-// holding has every device hold a file system, whatever its name.
 func holding(fs filesystem.Type) func(*daemon, *Options) {
 	return func(_ *daemon, o *Options) {
 		o.Probe = func(string) (filesystem.Info, error) {
@@ -48,7 +46,7 @@ func adoption(name string) *lvmdv1.AdoptVolumeRequest {
 	}
 }
 
-// tagsOf are a logical volume's; nil when there is none.
+// tagsOf returns nil if the logical volume does not exist.
 func (m *machine) tagsOf(t *testing.T, name string) []string {
 	t.Helper()
 	found := must.Get(m.fake.Scan(t.Context(), []string{testGroup}))(t)
@@ -141,7 +139,8 @@ func TestAnAdoptionIsRevertedUntilItIsConfirmed(t *testing.T) {
 	}
 }
 
-// TestNoAdoptionIsGivenAVolumeThatIsBeingReverted: its caller would name in a PersistentVolume what has its former name a moment later.
+// A PersistentVolume of the caller would name a volume that gets its former name back a moment
+// later.
 func TestNoAdoptionIsGivenAVolumeThatIsBeingReverted(t *testing.T) {
 	m := newMachine(t)
 	d := startWithForeign(t, m)
@@ -200,7 +199,7 @@ func TestARawVolumeIsAdoptedWhateverItHolds(t *testing.T) {
 	m := newMachine(t)
 	must.Succeed(t, m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: foreignName, Extents: 4}))
 	must.Succeed(t, m.fake.Fill(testGroup, foreignName, 0x5a))
-	m.fake.Renumber(testGroup, foreignName, false) // After a reboot that no driver followed.
+	m.fake.Renumber(testGroup, foreignName, false) // After a reboot without the driver.
 	d := m.start(t)
 	_, err := d.client.AdoptVolume(t.Context(), adoption("pvc-1"))
 	wantCode(t, err, codes.InvalidArgument, names.ReasonInvalidField)
@@ -228,12 +227,11 @@ func TestAThinVolumeIsAdoptedIntoTheClassOfItsPoolOnly(t *testing.T) {
 	if v.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY || v.GetSizeBytes() != 4*testExtent {
 		t.Errorf("adopted: %v", v)
 	}
-	// It counts as a volume of the pool, and grows as one.
+	// It counts and grows as a volume of the pool.
 	must.Get(d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 6 * testExtent}))(t)
 	d.checkModel()
 }
 
-// fakePool is the name of the machine's thin pool.
 func (m *machine) fakePool(t *testing.T) string {
 	t.Helper()
 	for _, lv := range must.Get(m.fake.Scan(t.Context(), []string{testGroup}))(t)[0].Volumes {
@@ -245,9 +243,8 @@ func (m *machine) fakePool(t *testing.T) string {
 	return ""
 }
 
-// TestKilledInAnAdoptionNothingIsLost kills lvmd at every place of an adoption that is
-// reverted, made again and confirmed. The volume is there under either name, with what it
-// holds, and the calls can be repeated.
+// Each crash point of an adoption, its reversal, a second adoption and the confirmation is
+// tried. The volume exists under either name with its contents, and the calls can be repeated.
 func TestKilledInAnAdoptionNothingIsLost(t *testing.T) {
 	places := 0
 	for at := 1; ; at++ {
@@ -294,7 +291,7 @@ func TestKilledInAnAdoptionNothingIsLost(t *testing.T) {
 	}
 }
 
-// adoptRevertConfirm does what its name says, as far as the daemon runs.
+// adoptRevertConfirm stops where the daemon crashes.
 func adoptRevertConfirm(t *testing.T, d *daemon) {
 	t.Helper()
 	ctx, cancel := contextUntil(t, d.gate.done)
@@ -312,7 +309,6 @@ func adoptRevertConfirm(t *testing.T, d *daemon) {
 	_, _ = d.client.ConfirmAdoption(ctx, &lvmdv1.ConfirmAdoptionRequest{Id: adopted.GetVolume().GetId()})
 }
 
-// contextUntil ends when a daemon crashes.
 func contextUntil(t *testing.T, crashed <-chan struct{}) (context.Context, context.CancelFunc) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), waittest.Limit)

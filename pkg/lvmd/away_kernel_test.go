@@ -9,7 +9,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestAGroupThatLVMHidesIsServedOnceItIsShown hides the group before lvmd starts, and while it runs.
 func TestAGroupThatLVMHidesIsServedOnceItIsShown(t *testing.T) {
 	const access = `global { system_id_source="lvmlocal" } local { system_id="another" } `
 	for _, c := range []struct {
@@ -67,7 +66,7 @@ func TestAGroupThatLVMHidesIsServedOnceItIsShown(t *testing.T) {
 			waittest.Until(t, "the class can be used", func() bool {
 				return len(p.classNamed("local").GetConditions()) == 0 && p.available() > 0
 			}, state)
-			if c.name != "shared" { // This alone does not raise the sequence number.
+			if c.name != "shared" { // Sharing a group does not raise the sequence number.
 				c.hide(t, n.group)
 				hidden = true
 				waittest.Until(t, "the class says what hides its group while lvmd runs", says(p), state)

@@ -16,7 +16,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// watchedLVM records the scans, and counts the looks at the metadata.
 type watchedLVM struct {
 	lvm.Groups
 	mu    sync.Mutex
@@ -38,14 +37,13 @@ func (l *watchedLVM) Metadata(group string) (ondisk.Metadata, error) {
 	return l.Groups.Metadata(group)
 }
 
-// seen returns the scans so far, and the number of looks at the metadata.
 func (l *watchedLVM) seen() (scans [][]string, reads int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.scans), l.reads
 }
 
-// startWatched starts an lvmd that learns of no device, and looks for groups that are away at an interval.
+// startWatched starts an lvmd that gets no block events.
 func (m *machine) startWatched(t *testing.T, interval time.Duration) (*daemon, *watchedLVM) {
 	watched := &watchedLVM{}
 	d := m.start(t, func(_ *daemon, o *Options) { watched.Groups, o.LVM, o.awayInterval = o.LVM, watched, interval })
@@ -93,7 +91,7 @@ func TestGroupsThatWereAwayAreFoundWithoutAnEvent(t *testing.T) {
 	}
 }
 
-// TestLVMIsAskedOnlyForGroupsThatAreAway polls many times; the sequence number shows at once that a group is ours again.
+// The sequence number shows at once that a group is ours again.
 func TestLVMIsAskedOnlyForGroupsThatAreAway(t *testing.T) {
 	m := newMachine(t)
 	polled := func(d *daemon, watched *watchedLVM, what string) {

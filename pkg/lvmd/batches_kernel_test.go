@@ -14,8 +14,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestManyRealSnapshotsAreDeletedAtOnceWhileOthersCreate: no command outlasts its deadline, and no
-// creation fails.
+// No command may outlast its deadline, and no creation may fail.
 func TestManyRealSnapshotsAreDeletedAtOnceWhileOthersCreate(t *testing.T) {
 	const snapshots = 50
 	n := thinNode(t, "overprovisioning: 10")

@@ -17,8 +17,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// slowRemovals is an LVM that is killed at its deadline when it is to remove more than so many volumes by
-// one command.
+// slowRemovals times out a command that removes more than most volumes.
 type slowRemovals struct {
 	lvm.Groups
 	most         int
@@ -62,7 +61,7 @@ func TestManySnapshotsThatAreDeletedAtOnceAreRemovedInBatchesThatEndInTime(t *te
 					return true
 				})
 			}
-			// All are marked by one command.
+			// Hold the slot so that one command marks all.
 			done := must.Get(d.groups.Acquire(t.Context(), d.groups.Named(testGroup)))(t)
 			for _, id := range ids {
 				d.deleteSnapshot(id)

@@ -60,15 +60,14 @@ func TestVolumesAreMountedGrownDeletedAndLeaveNothing(t *testing.T) {
 	}
 }
 
-// TestAMountedVolumeIsNotDeletedWhateverBecameOfItsNodes has the kernel's count of those that
-// have the device open decide, not its nodes in /dev.
+// The kernel's open count decides, not the nodes in /dev.
 func TestAMountedVolumeIsNotDeletedWhateverBecameOfItsNodes(t *testing.T) {
 	n := newNode(t)
 	p := n.start()
 	for name, change := range map[string]func(path string) error{
 		"missing": os.Remove,
 		"stale": func(path string) error {
-			// Of the machine's own disk.
+			// A disk of the machine itself.
 			return errors.Join(os.Remove(path), os.Symlink("/dev/vdc", path))
 		},
 	} {
@@ -228,7 +227,7 @@ func TestASecondLvmdRefusesToStart(t *testing.T) {
 	p := n.start()
 	elsewhere, withoutLocks := t.TempDir(), t.TempDir()
 	for _, c := range []struct {
-		more []string // the last of two equal flags counts
+		more []string // overrides an earlier equal flag
 		want string
 	}{
 		{nil, "another lvmd is running with the state directory"},
@@ -256,15 +255,13 @@ func TestStreamsEndWhenLvmdStops(t *testing.T) {
 	if err := p.stop(); err != nil {
 		t.Errorf("stopped with %v", err)
 	}
-	// A stream that is cut off, when calls under way had their time, ends with the
-	// connection's error.
+	// A stream that is cut off after the calls' grace period ends with the connection's error.
 	if _, err := w.Recv(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "lvmd is stopping") {
 		t.Errorf("the stream ended with %v, want lvmd's own word that it stops", err)
 	}
 }
 
-// TestAnAdministratorsChangesAreSeen by looking at the group's disks: a change is
-// scanned for once, or once more where a disk is new, and nothing is while there is none.
+// lvmd scans once per change, or twice for a new disk, and never without a change.
 func TestAnAdministratorsChangesAreSeen(t *testing.T) {
 	n := newNode(t)
 	n.debug = true
@@ -284,7 +281,7 @@ func TestAnAdministratorsChangesAreSeen(t *testing.T) {
 		before := p.commands()
 		lvmByHand(t, c.does...)
 		waittest.Until(t, c.what, func() bool { return c.happened(p.available()) })
-		// The log, in which the commands are counted, comes by another way than the report.
+		// The log, in which commands are counted, may lag behind the report.
 		waittest.Until(t, "lvmd's log has the command by which it saw that", func() bool { return p.commands() > before })
 		if ran := p.commands() - before; ran > 4 {
 			t.Errorf("%v: lvmd ran %d commands to see it, want 1 to 4", c.does, ran)
@@ -301,7 +298,7 @@ func TestAHangingLVMIsReportedAndRecoveredFrom(t *testing.T) {
 	hang := n.hangable()
 	n.timeout = 5 * time.Second
 	p := n.start()
-	// On a slow machine, a command may take longer than that.
+	// On a slow machine, a command may take longer than the deadline.
 	var v *lvmdv1.Volume
 	made := func(name string) {
 		t.Helper()

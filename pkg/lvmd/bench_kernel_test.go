@@ -19,11 +19,9 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// BenchmarkLvmd compares lvmd with LVM's commands run one by one by hand, in
-// the same machine and the same run, on a group that already holds some
-// volumes. Absolute times mean nothing on an emulated machine; the ratios are
-// what is to be read. CARVE_BENCH_VOLUMES lists how many volumes to hold,
-// instead of "0,100,500,1000".
+// BenchmarkLvmd compares lvmd with LVM commands run by hand, in one run on the same group. Only
+// the ratios count: absolute times mean nothing on an emulated machine. CARVE_BENCH_VOLUMES
+// lists the numbers of existing volumes, instead of "0,100,500,1000".
 func BenchmarkLvmd(b *testing.B) {
 	sizes := os.Getenv("CARVE_BENCH_VOLUMES")
 	if sizes == "" {
@@ -42,15 +40,13 @@ func BenchmarkLvmd(b *testing.B) {
 }
 
 const (
-	// batch is how many volumes a round makes and removes each way. By hand
-	// and through lvmd take turns, so that what else the machine does falls on
-	// both.
+	// batch is the number of volumes that a round creates and removes, each way. The two ways
+	// alternate, so that other load on the machine affects both.
 	batch = 8
-	// reads is how often each question is asked in a round, each way.
+	// reads is the number of repetitions of each question per round and way.
 	reads = 50
 )
 
-// compare measures both sides on the volumes that there are.
 func compare(b *testing.B, p *process, metrics func() map[string]float64, held int) {
 	rounds := 2
 	if held >= 500 {
@@ -104,7 +100,7 @@ func compare(b *testing.B, p *process, metrics func() map[string]float64, held i
 			}
 		}
 		handSum, handRemoveSum := sum(hand).Seconds(), sum(handRemove).Seconds()
-		// Each of the two was run as often as half of what was done by hand.
+		// lvmd served half as many as were made by hand, for each number of callers.
 		for k, callers := range []int{1, batch} {
 			suffix := fmt.Sprintf("/%d-callers", callers)
 			b.ReportMetric(2*lvmdCreate[k].Seconds()/handSum, "create-ratio"+suffix)
@@ -121,9 +117,8 @@ func compare(b *testing.B, p *process, metrics func() map[string]float64, held i
 			}
 		}
 
-		// Another program that wants the processor stretches what takes a millisecond by
-		// far more than what takes a second. The fastest tenth says what both
-		// cost when nothing interferes, the median what they cost in this run.
+		// Competing processes stretch a millisecond far more than a second. The fastest tenth shows
+		// the cost without interference, the median the cost in this run.
 		for i, q := range questions {
 			b.ReportMetric(quantile(answers[i], 10)/quantile(hand, 10), q.what+"-ratio")
 			b.ReportMetric(quantile(answers[i], 50)/quantile(hand, 50), q.what+"-median-ratio")
@@ -141,14 +136,13 @@ func compare(b *testing.B, p *process, metrics func() map[string]float64, held i
 	}
 }
 
-// freeSpace is what is available, by the answer to a question of its own.
 func (p *process) freeSpace() int64 {
 	p.t.Helper()
 	r := must.Get(p.client.ListClasses(p.t.Context(), &lvmdv1.ListClassesRequest{}))(p.t)
 	return r.GetClasses()[0].GetAvailableBytes()
 }
 
-// listed asks for a page, zero meaning all, and checks how much is in it.
+// listed asks for a page, or all for zero, and checks its length.
 func (p *process) listed(b *testing.B, page int32, want int) {
 	b.Helper()
 	r, err := p.client.ListVolumes(b.Context(), &lvmdv1.ListVolumesRequest{PageSize: page})
@@ -157,7 +151,6 @@ func (p *process) listed(b *testing.B, page int32, want int) {
 	}
 }
 
-// concurrently calls f for the numbers below count, so many at a time.
 func concurrently(callers, count int, f func(i int)) {
 	var wg sync.WaitGroup
 	for c := range callers {
@@ -191,12 +184,12 @@ func sum(all []time.Duration) (sum time.Duration) {
 	return sum
 }
 
-// quantile is, in seconds, what so many of a hundred took no longer than.
+// quantile returns a percentile in seconds.
 func quantile(all []time.Duration, percent int) float64 {
 	return slices.Sorted(slices.Values(all))[len(all)*percent/100].Seconds()
 }
 
-// memory reads a figure of a process' /proc/PID/status, in MiB.
+// memory reads a value of /proc/PID/status, in MiB.
 func memory(b *testing.B, pid int, key string) float64 {
 	b.Helper()
 	for line := range strings.Lines(processStatus(b, pid)) {
@@ -211,7 +204,6 @@ func memory(b *testing.B, pid int, key string) float64 {
 	return 0
 }
 
-// children are the processes that a process started.
 func children(b *testing.B, pid int) (pids []int) {
 	b.Helper()
 	folders := must.Get(filepath.Glob("/proc/[0-9]*"))(b)
@@ -224,7 +216,7 @@ func children(b *testing.B, pid int) (pids []int) {
 	return pids
 }
 
-// processStatus is empty for a process that is gone.
+// processStatus is empty for a process that has ended.
 func processStatus(b *testing.B, pid int) string {
 	b.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))

@@ -16,12 +16,13 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// layering is what an administrator's lvconvert puts below the device of a volume of ours.
+// layering is a layer that an administrator's lvconvert puts below the device of our volume.
 type layering struct {
 	what, class string
-	// make does, and undo ends it, for a volume, or for the pool that it lies in.
+	// make and undo act on the volume, or on its pool.
 	make, undo func(t testing.TB, volume string)
-	// least is how many effects an activation has at least, and number the one before which it is killed.
+	// least is the minimum number of effects of an activation, and number the one before which it
+	// is killed.
 	least, number int
 }
 
@@ -57,7 +58,6 @@ func uncache(t testing.TB, volume string) {
 	lvmByHand(t, "lvconvert", "--yes", "--uncache", "carve/"+volume)
 }
 
-// devices are the kernel's devices of the node's group.
 func (n *node) devices() (names []string) {
 	n.t.Helper()
 	for name := range strings.FieldsSeq(mappings(n.t, "-o", "name")) {
@@ -69,7 +69,7 @@ func (n *node) devices() (names []string) {
 	return names
 }
 
-// stack makes a node with a volume that holds 0x5a, and what lies below it. No lvmd runs.
+// stack returns a node without a running lvmd, and a volume that holds 0x5a on the layer.
 func (kind *layering) stack(t *testing.T) (*node, *lvmdv1.Volume) {
 	t.Helper()
 	n := newNode(t, "/dev/vdb", "/dev/vdc")
@@ -90,7 +90,6 @@ func (kind *layering) stack(t *testing.T) (*node, *lvmdv1.Volume) {
 
 const layeredSize = 16 << 20
 
-// below is the volume itself, or the pool that it lies in.
 func (kind *layering) below(v *lvmdv1.Volume) string {
 	if kind.class == "thin" {
 		return "carve-pool"
@@ -98,7 +97,7 @@ func (kind *layering) below(v *lvmdv1.Volume) string {
 	return v.GetId()
 }
 
-// unstack ends the test: what lies below the volume is taken off, and the volume is deleted.
+// unstack ends the test: it removes the layer and deletes the volume.
 func (kind *layering) unstack(n *node, v *lvmdv1.Volume) {
 	n.t.Helper()
 	checkFilled(n.t, v, 0x5a, layeredSize)
@@ -108,7 +107,6 @@ func (kind *layering) unstack(n *node, v *lvmdv1.Volume) {
 	waittest.Until(n.t, "nothing is left", func() bool { return len(n.leftovers()) == 0 }, func() any { return n.leftovers() })
 }
 
-// deactivate deactivates the volumes of the group, and wants no device of them.
 func (n *node) deactivate() {
 	n.t.Helper()
 	lvmByHand(n.t, "vgchange", "--activate", "n", n.group)
@@ -117,8 +115,8 @@ func (n *node) deactivate() {
 	}
 }
 
-// killActivation has an administrator's activation of a volume killed before an effect, and returns false when it
-// had fewer. What it leaves may keep LVM from activating the volume, which is tried.
+// killActivation kills an administrator's activation before an effect, and returns false if it
+// had fewer. The leftovers may keep LVM from activating the volume, so it tries.
 func (n *node) killActivation(volume string, number int) bool {
 	n.t.Helper()
 	at := killPoint{number, "lvm", false}
@@ -141,8 +139,8 @@ func (n *node) killActivation(volume string, number int) bool {
 	return true
 }
 
-// TestLVMKilledWhileAVolumeWithACacheIsActivated has it killed by hand before lvmd starts, and, for volumes that do not
-// lie in a pool, in lvmd's own activation, after which an administrator activates the volume.
+// The activation is killed before lvmd starts, and, for volumes outside a pool, within lvmd;
+// then an administrator activates the volume.
 func TestLVMKilledWhileAVolumeWithACacheIsActivated(t *testing.T) {
 	for _, kind := range layerings {
 		t.Run(kind.what, func(t *testing.T) {
@@ -177,7 +175,6 @@ func TestLVMKilledWhileAVolumeWithACacheIsActivated(t *testing.T) {
 	}
 }
 
-// killCheck has an administrator's activation of a volume killed while the metadata of its cache are checked.
 func (n *node) killCheck(volume, checking string) {
 	n.t.Helper()
 	_ = os.Remove(checking)
@@ -191,8 +188,8 @@ func (n *node) killCheck(volume, checking string) {
 	_ = cmd.Wait()
 }
 
-// TestACheckOfACacheThatTakesTooLongLeavesNothingInTheWay starts lvmd after a reboot. The check is killed at the
-// deadline of LVM's commands, and an administrator activates the volume; then an administrator's activation is killed.
+// After a reboot, the check in lvmd's activation is killed at the deadline of LVM's commands,
+// and an administrator activates the volume. Then an administrator's activation is killed.
 func TestACheckOfACacheThatTakesTooLongLeavesNothingInTheWay(t *testing.T) {
 	for _, kind := range layerings[:2] {
 		t.Run(kind.what, func(t *testing.T) {
@@ -200,7 +197,7 @@ func TestACheckOfACacheThatTakesTooLongLeavesNothingInTheWay(t *testing.T) {
 			n.deactivate()
 			checking, goOn := n.slowlyChecked("cache_check")
 			n.timeout = 10 * time.Second
-			p := n.start() // It waits for the activation.
+			p := n.start() // The start waits for the activation.
 			must.Get(os.Stat(checking))(t)
 			must.Succeed(t, p.stop())
 			if left := n.devices(); len(left) > 0 {
@@ -222,8 +219,8 @@ func TestACheckOfACacheThatTakesTooLongLeavesNothingInTheWay(t *testing.T) {
 	}
 }
 
-// TestOfCachesOnlyLeftoversOfOurVolumesAreRemoved has an activation killed of a volume of ours, and one of an
-// administrator's. A process has a component open that the former left.
+// An activation of our volume and one of an administrator's are killed. A process holds a
+// leftover component of the former open.
 func TestOfCachesOnlyLeftoversOfOurVolumesAreRemoved(t *testing.T) {
 	kind := layerings[0]
 	n, v := kind.stack(t)
@@ -260,7 +257,7 @@ func TestOfCachesOnlyLeftoversOfOurVolumesAreRemoved(t *testing.T) {
 	waittest.Until(t, "the volume has its device", func() bool { return slices.Contains(n.active(), v.GetId()) }, func() any { return n.devices() })
 	want(theirs...)
 	must.Succeed(t, p.stop())
-	slices.Reverse(theirs) // What lies on the cache's volume comes first.
+	slices.Reverse(theirs) // Upper devices first.
 	for _, name := range theirs {
 		byHand(t, "dmsetup", "remove", name)
 	}

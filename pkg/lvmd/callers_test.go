@@ -42,8 +42,8 @@ func TestACreateThatNoCallerWaitsForIsUndone(t *testing.T) {
 	})
 }
 
-// abandonedCreate is a daemon that formats a volume, "pvc-1", whose caller has gone. goOn
-// ends the formatting.
+// abandonedCreate returns a daemon that is formatting "pvc-1", whose caller has gone. Closing
+// goOn ends the formatting.
 func abandonedCreate(t *testing.T) (d *daemon, goOn chan struct{}) {
 	t.Helper()
 	m := newMachine(t)
@@ -73,7 +73,7 @@ func abandonedCreate(t *testing.T) (d *daemon, goOn chan struct{}) {
 	return d, goOn
 }
 
-// The next leader asks for what one that ended has asked for.
+// The next leader repeats the requests of one that ended.
 func TestTheNextCallerJoinsACreationWhoseCallerHasGone(t *testing.T) {
 	d, goOn := abandonedCreate(t)
 	id := d.list()[0].GetId()

@@ -12,15 +12,15 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestSpaceComesBackWhileNamespacesCreateAndDelete does what a node of a CI cluster does all day: what
-// is deleted is free again while others go on, and not when they end.
+// The load is that of a node in a CI cluster: deleted space must become free while others
+// continue, not when they end.
 func TestSpaceComesBackWhileNamespacesCreateAndDelete(t *testing.T) {
 	const (
 		tenants, rounds = 10, 16
 		size            = 4 << 20
-		// mostLeft bounds the volumes that are deleted and take space still, with those that are not
-		// deleted, after each round of a namespace: the one that each namespace has, and a few that wait
-		// for their batch. Where none is removed under load, it is nearly all.
+		// mostLeft bounds the volumes that take space after each round of a namespace: one live
+		// volume per namespace, and a few deleted ones that wait for their batch. If load kept lvmd
+		// from removing volumes, nearly all would remain.
 		mostLeft = 5 * tenants
 	)
 	n := newNode(t)

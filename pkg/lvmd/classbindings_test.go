@@ -37,7 +37,7 @@ func TestAStartRefusesAConfigurationThatWouldOrphanVolumes(t *testing.T) {
 	} {
 		for _, journaled := range []bool{true, false} {
 			if !journaled && strings.Contains(c.want, "no more") {
-				continue // Only the journal has how the class was laid out.
+				continue // Only the journal records the class's layout.
 			}
 			t.Run(fmt.Sprintf("%s, with a journal %v", c.name, journaled), func(t *testing.T) {
 				m := newDisks(t, 32, 32)
@@ -53,7 +53,7 @@ func TestAStartRefusesAConfigurationThatWouldOrphanVolumes(t *testing.T) {
 				}
 				d.delete(ids[2])
 				if !journaled {
-					// What is left of it would come back without its tombstone.
+					// Leftovers would come back without their tombstone.
 					waittest.Until(t, "it is gone", d.isIdle)
 				}
 				d.stop()
@@ -78,8 +78,7 @@ func TestAStartRefusesAConfigurationThatWouldOrphanVolumes(t *testing.T) {
 	}
 }
 
-// TestAGroupThatIsNotConfiguredAnyMoreIsMissedAtTheStart is about the group of
-// volumes that only the journal still knows of.
+// Only the journal still knows the volumes' group.
 func TestAGroupThatIsNotConfiguredAnyMoreIsMissedAtTheStart(t *testing.T) {
 	m := newMachine(t)
 	m.fake.AddGroup("elsewhere", testExtent, testTotal)
@@ -97,7 +96,7 @@ func TestAGroupThatIsNotConfiguredAnyMoreIsMissedAtTheStart(t *testing.T) {
 	refused("the group is there")
 	m.fake.PlugGroup(testGroup, false)
 	refused("the group is missing")
-	// What was removed by hand meanwhile is no reason any more.
+	// A removal by hand no longer counts.
 	m.fake.PlugGroup(testGroup, true)
 	must.Succeed(t, m.fake.Remove(t.Context(), testGroup, []string{v.GetId()}))
 	m.start(t)
@@ -135,8 +134,7 @@ func TestWhatIsMissingOrEmptyIsNoReasonToRefuseAStart(t *testing.T) {
 	}
 }
 
-// TestWhatWasTakenOnceIsTakenAgain has volumes appear that belong nowhere: a start
-// under the configuration that is in force goes well all the same.
+// Volumes without a known class must not keep the current configuration from starting.
 func TestWhatWasTakenOnceIsTakenAgain(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)
@@ -160,7 +158,7 @@ func TestVolumesOfAnotherLayoutAreNoReasonToRefuseAStartWithoutAJournal(t *testi
 	d := m.start(t)
 	d.create(request("a", 1))
 	d.stop()
-	// What an administrator's lvconvert leaves.
+	// As an administrator's lvconvert leaves it.
 	ident := spec.Identity{Name: "b", Class: "local", Block: true}
 	must.Succeed(t, m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: spec.NewVolumeID(), Extents: 1, Tags: ident.Tags(),
 		Layout: layout.Layout{Type: layout.RAID1, Mirrors: 1}}))
@@ -168,7 +166,6 @@ func TestVolumesOfAnotherLayoutAreNoReasonToRefuseAStartWithoutAJournal(t *testi
 	m.start(t)
 }
 
-// TestAStartRefusesWhatAReloadRefuses changes configurations at random.
 func TestAStartRefusesWhatAReloadRefuses(t *testing.T) {
 	fewHistories(t)
 	rapid.Check(t, func(r *rapid.T) {
@@ -210,8 +207,8 @@ func TestAStartRefusesWhatAReloadRefuses(t *testing.T) {
 			next, startErr := m.tryStart(t)
 			want := reloadErr
 			if lost && reloadErr != nil && strings.Contains(reloadErr.Error(), "no more") {
-				// Only the journal has how the classes were laid out: the start refuses for
-				// the other reasons, if there are any.
+				// Only the journal records the layouts: the start can reject only for the other
+				// reasons.
 				if want = startErr; (startErr != nil) != (strings.Contains(reloadErr.Error(), "is gone") || strings.Contains(reloadErr.Error(), "any more")) {
 					r.Fatalf("from\n%sto\n%sthe start without a journal says %v\nthe reload says %v", before, after, startErr, reloadErr)
 				}

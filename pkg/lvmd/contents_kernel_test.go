@@ -17,7 +17,7 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// fill writes a pattern over a whole raw volume, durably.
+// fill is durable when it returns.
 func fill(t testing.TB, v *lvmdv1.Volume, pattern byte) {
 	t.Helper()
 	f := must.Get(os.OpenFile(v.GetDevicePath(), os.O_WRONLY, 0))(t)
@@ -28,25 +28,22 @@ func fill(t testing.TB, v *lvmdv1.Volume, pattern byte) {
 	must.Succeed(t, errors.Join(f.Sync(), f.Close()))
 }
 
-// Map fails the test when a raw volume shows anything but zeroes, up to the end of
-// its device.
+// Map fails the test unless the whole raw volume reads as zeroes.
 func Map(t testing.TB, v *lvmdv1.Volume) {
 	t.Helper()
 	checkContents(t, v, 0, wholeDevice)
 }
 
-// checkFilled fails the test unless the beginning of a raw volume holds a pattern.
 func checkFilled(t testing.TB, v *lvmdv1.Volume, pattern byte, length int64) {
 	t.Helper()
 	checkContents(t, v, pattern, length)
 }
 
-// wholeDevice is the length of what lies from the beginning to the end of a device.
+// wholeDevice means reading to the end of the device.
 const wholeDevice = -1
 
-// checkContents reads a raw volume from its beginning, and fails the test when a byte
-// is another one than the pattern, cannot be read, or is missing: the device must be
-// as long as the volume claims to be, and as the length that is read.
+// checkContents fails the test if a byte differs from the pattern or cannot be read, or if the
+// device is shorter than length or not as long as the volume claims.
 func checkContents(t testing.TB, v *lvmdv1.Volume, pattern byte, length int64) {
 	t.Helper()
 	f, err := os.Open(v.GetDevicePath())
@@ -79,7 +76,6 @@ func checkContents(t testing.TB, v *lvmdv1.Volume, pattern byte, length int64) {
 	}
 }
 
-// failing is a test that notes why it would have failed.
 type failing struct {
 	testing.TB
 	why []string
@@ -89,7 +85,6 @@ func (f *failing) Errorf(format string, args ...any) {
 	f.why = append(f.why, fmt.Sprintf(format, args...))
 }
 
-// TestContentsThatCannotBeReadFailATest, and so do those of a device that is too short.
 func TestContentsThatCannotBeReadFailATest(t *testing.T) {
 	const size = 4 << 20
 	file := filepath.Join(t.TempDir(), "file")

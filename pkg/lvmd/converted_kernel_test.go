@@ -17,19 +17,17 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// converted is what an administrator's lvconvert makes of a volume of ours, of a class.
+// converted describes a conversion of our volume by an administrator's lvconvert.
 type converted struct {
 	what, class string
-	// make converts a volume that is filled with 0x5a, and undo ends that: then it holds the same again.
+	// make converts a volume that is filled with 0x5a; undo reverts it with the contents intact.
 	make, undo func(v *lvmdv1.Volume)
-	// dependent is the logical volume that depends on the volume then, and remedy is what is advised.
+	// dependent is the resulting logical volume, and remedy the advice in the error.
 	dependent, remedy func(id string) string
-	// readable is true of a dependent that can be read, and holds 0x5a, too; late of what can also
-	// be made of a volume that is deleted.
+	// readable dependents hold 0x5a, too. late conversions also work on a deleted volume.
 	readable, late bool
 }
 
-// convertedNode has two disks, with a class of linear and one of mirrored volumes.
 func convertedNode(t *testing.T) *node {
 	n := newNode(t, "/dev/vdb", "/dev/vdc")
 	n.config += "- {name: raid1, volumeGroup: carve, type: raid1}\n"
@@ -73,7 +71,6 @@ func (n *node) conversions(t *testing.T, size int64) []converted {
 	}
 }
 
-// check fails the test unless the dependent is there, and is as it was.
 func (c *converted) check(t *testing.T, id string, size int64) {
 	t.Helper()
 	name := strings.TrimPrefix(c.dependent(id), "carve/")
@@ -89,7 +86,7 @@ func (c *converted) check(t *testing.T, id string, size int64) {
 	}
 }
 
-// TestAVolumeThatLVMConvertsWaitsUntilThatIsOver does not give lvmd the time to find it, at first.
+// The first attempts come before lvmd's scan.
 func TestAVolumeThatLVMConvertsWaitsUntilThatIsOver(t *testing.T) {
 	const size = 16 << 20
 	n := convertedNode(t)
@@ -136,8 +133,7 @@ func TestAVolumeThatLVMConvertsWaitsUntilThatIsOver(t *testing.T) {
 	}
 }
 
-// TestAVolumeThatLVMConvertsAfterItsDeletionIsNotWiped has lvmd end between the acknowledgement of a
-// deletion and the wipe.
+// lvmd ends between the acknowledgement of a deletion and the wipe.
 func TestAVolumeThatLVMConvertsAfterItsDeletionIsNotWiped(t *testing.T) {
 	const size = 16 << 20
 	n := convertedNode(t)
@@ -158,7 +154,7 @@ func TestAVolumeThatLVMConvertsAfterItsDeletionIsNotWiped(t *testing.T) {
 				class := p.classNamed(c.class).GetConditions()
 				return len(class) == 1 && strings.Contains(class[0].GetMessage(), v.GetId()) && strings.Contains(class[0].GetMessage(), c.dependent(v.GetId()))
 			}, func() any { return p.classNamed(c.class) })
-			// What others delete is removed meanwhile.
+			// Other deletions go on.
 			other := p.create(inClass(create("pvc-other", size, ""), c.class)).GetId()
 			p.delete(other)
 			waittest.Until(t, "the other volume is removed", func() bool {

@@ -17,8 +17,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// hangingCopies begins as many copies as run at once, whose disk does not answer. answer has it answer,
-// ended returns how they ended, and source is a volume that can be copied.
+// hangingCopies begins the maximum of concurrent copies, on an unresponsive disk. answer makes
+// the disk respond, ended returns the results, and source is a volume that can be copied.
 func hangingCopies(t *testing.T, more func(_ *daemon, o *Options)) (d *daemon, source string, answer func(), ended func() []error) {
 	t.Helper()
 	m := newMachine(t)
@@ -61,8 +61,7 @@ func TestCopiesThatWaitForTheirDisksHoldUpNoOther(t *testing.T) {
 	d.checkModel()
 }
 
-// TestCopiesToADiskThatDoesNotAnswerHoldUpNoneToOthers has more copies to one of a group's two disks than
-// may wait for it.
+// More copies than may wait for a disk go to one of a group's two disks.
 func TestCopiesToADiskThatDoesNotAnswerHoldUpNoneToOthers(t *testing.T) {
 	const group = "second"
 	m := newMachine(t)
@@ -90,7 +89,7 @@ func TestCopiesToADiskThatDoesNotAnswerHoldUpNoneToOthers(t *testing.T) {
 		return nil
 	}
 	answer := sync.OnceFunc(func() { close(answers) })
-	t.Cleanup(answer) // before the end of the daemon, which waits for it
+	t.Cleanup(answer) // before the daemon's end, which waits for it
 	var copies sync.WaitGroup
 	var done atomic.Int32
 	for _, source := range sources {

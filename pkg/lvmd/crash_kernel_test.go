@@ -23,12 +23,11 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// soaking reports whether every place is wanted; otherwise a few are taken, others
-// each time.
+// soaking runs every crash point instead of a few random ones.
 var soaking = os.Getenv("CARVE_SOAK") != ""
 
-// chance decides which places are taken. CARVE_SEED, which tests print, has a run
-// take the same ones again.
+// chance chooses the crash points. A run repeats another one's choice with the CARVE_SEED that
+// it logged.
 func chance(t testing.TB) *rand.Rand {
 	t.Helper()
 	seed := uint64(time.Now().UnixNano())
@@ -42,8 +41,8 @@ func chance(t testing.TB) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
-// places yields the numbers of the crash points: all of them until one is not
-// reached, or so many of the first ones, of which each is as likely.
+// places yields the numbers of crash points: few random ones, spread evenly up to most, or, when
+// soaking, all until one is not reached.
 func places(random *rand.Rand, few, most int) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		if soaking {
@@ -60,16 +59,15 @@ func places(random *rand.Rand, few, most int) iter.Seq[int] {
 	}
 }
 
-// scenario is what was asked of one lvmd after the other, and what was acknowledged.
+// scenario records requests and acknowledgements across several runs of lvmd.
 type scenario struct {
 	n *node
-	// kept are acknowledged volumes by name; their raw ones begin with 0x5a.
+	// kept holds acknowledged volumes by name; raw ones begin with 0x5a.
 	kept map[string]*lvmdv1.Volume
-	// asked are the requests, by name; those not acknowledged are made again.
+	// asked holds the requests by name; unacknowledged ones are repeated.
 	asked map[string]*lvmdv1.CreateVolumeRequest
-	// unsure are deletions that were not acknowledged, by name.
-	unsure map[string]bool
-	// snapshots are acknowledged snapshots, and snapshotted the requests, by name.
+	// unsure names volumes whose deletion was not acknowledged.
+	unsure      map[string]bool
 	snapshots   map[string]*lvmdv1.Snapshot
 	snapshotted map[string]*lvmdv1.CreateSnapshotRequest
 }
@@ -101,7 +99,6 @@ func (s *scenario) create(p *process, r *lvmdv1.CreateVolumeRequest) {
 	}
 }
 
-// clone makes a raw volume of another one, of the same size, or of a snapshot.
 func (s *scenario) clone(p *process, name, of string) {
 	source := &lvmdv1.VolumeSource{VolumeId: s.kept[of].GetId()}
 	if snapshot := s.snapshots[of]; snapshot != nil {
@@ -143,7 +140,7 @@ func (s *scenario) delete(p *process, name string) {
 	ctx, cancel := context.WithTimeout(s.n.t.Context(), waitTimeout)
 	defer cancel()
 	if snapshot := s.snapshots[name]; snapshot != nil {
-		// check deletes what is left of all snapshots.
+		// check deletes the remaining snapshots.
 		delete(s.snapshots, name)
 		delete(s.snapshotted, name)
 		_, _ = p.client.DeleteSnapshot(ctx, &lvmdv1.DeleteSnapshotRequest{Id: snapshot.GetId()})
@@ -161,12 +158,12 @@ func (s *scenario) delete(p *process, name string) {
 	}
 }
 
-// check holds an lvmd against what its predecessors had acknowledged, asks again
-// for the rest, and ends the scenario with nothing left of it.
+// check compares an lvmd with earlier acknowledgements, repeats the other requests, and deletes
+// everything.
 func (s *scenario) check(p *process, all int64) {
 	t := s.n.t
 	t.Helper()
-	// What lvmd does in the background suspends devices for a moment, too.
+	// lvmd's background work suspends devices for a moment, too.
 	waittest.Until(t, "no device is suspended", func() bool {
 		return !strings.Contains(mappings(t, "-o", "name", "-S", "suspended=Suspended"), s.n.group+"-")
 	})
@@ -229,7 +226,7 @@ func (s *scenario) check(p *process, all int64) {
 	}
 }
 
-// restore checks that what is written after a snapshot was acknowledged is not in it.
+// restore checks that the snapshot lacks what is written after its acknowledgement.
 func (s *scenario) restore(p *process, snapshot *lvmdv1.Snapshot) {
 	s.n.t.Helper()
 	fill(s.n.t, s.kept["pvc-kept"], 0xa5)
@@ -238,8 +235,8 @@ func (s *scenario) restore(p *process, snapshot *lvmdv1.Snapshot) {
 	checkFilled(s.n.t, p.retry(r), 0x5a, r.GetRequiredBytes())
 }
 
-// checkDevices waits until the kernel's devices of the group's volumes, hidden ones
-// too, are what LVM says of them: what lvmd does in the background changes both.
+// checkDevices waits until the kernel's devices match LVM, hidden ones included: lvmd's
+// background work changes both.
 func (n *node) checkDevices() {
 	n.t.Helper()
 	var inconsistent string
@@ -254,7 +251,6 @@ func (n *node) checkDevices() {
 	})
 }
 
-// inconsistent says what differs between the kernel and LVM at the moment, if anything.
 func (n *node) inconsistent() string {
 	tables, err := exec.Command("dmsetup", "table").CombinedOutput()
 	if err != nil {
@@ -295,10 +291,9 @@ func (n *node) inconsistent() string {
 	return ""
 }
 
-// isLasting reports whether a condition is one that does not pass by itself.
+// isLasting reports whether a condition stays until something changes it.
 func isLasting(c *lvmdv1.Condition) bool { return c.GetType() != "OutOfSync" }
 
-// again asks until what is under way is done.
 func (p *process) again(what string, ask func() error) {
 	p.t.Helper()
 	waittest.Until(p.t, what, func() bool {

@@ -21,12 +21,12 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// A crashScenario is a sequence of calls whose every effect is a crash point.
+// Every effect of the scenario's calls is a crash point.
 type crashScenario struct {
 	name string
 	run  func(d *acknowledgements)
-	// disks are what the group is made of, in extents, testTotal in all; none
-	// means one. With them go the classes of layouts_test.go.
+	// disks are the sizes of the group's disks in extents, testTotal in sum, with the classes of
+	// layouts_test.go; none means one disk.
 	disks []int64
 }
 
@@ -38,15 +38,14 @@ func (s crashScenario) machine(t *testing.T) *machine {
 	return newDisks(t, s.disks...)
 }
 
-// acknowledgements is one run of a scenario against a daemon that may crash in it.
+// acknowledgements is one run of a scenario on a daemon that may crash.
 type acknowledgements struct {
 	*daemon
-	ctx context.Context
-	// kept are acknowledged volumes, by name, with the requests they answer.
+	ctx  context.Context
 	kept map[string]keptVolume
-	// last is the last creation that was asked for, acknowledged or not.
+	// last is the last creation, acknowledged or not.
 	last *lvmdv1.CreateVolumeRequest
-	// unsure are names whose deletion was asked for and not acknowledged.
+	// unsure names volumes whose deletion was requested but not acknowledged.
 	unsure map[string]bool
 }
 
@@ -54,16 +53,15 @@ type keptVolume struct {
 	id      string
 	request *lvmdv1.CreateVolumeRequest
 	bytes   int64
-	// noted is true when lvmd has acknowledged that the volume is encrypted.
+	// noted means that lvmd acknowledged the volume's encryption.
 	noted bool
-	// named is true when lvmd has acknowledged that a PersistentVolume names the volume.
+	// named means that lvmd acknowledged that a PersistentVolume names the volume.
 	named bool
-	// limits are those that it may have: the last ones that lvmd acknowledged, and all that
-	// were asked for since.
+	// limits holds the last acknowledged limits and all that were requested since: the volume may
+	// have any of them.
 	limits []*lvmdv1.IOLimits
 }
 
-// make creates a volume and notes whether it was acknowledged.
 func (d *acknowledgements) make(r *lvmdv1.CreateVolumeRequest) string {
 	if d.ctx.Err() != nil {
 		return "" // the scenario ended with its daemon
@@ -195,13 +193,12 @@ var crashScenarios = []crashScenario{
 	}},
 }
 
-// TestKilledBetweenAnyTwoEffectsNothingIsLostOrLeaked kills lvmd at every
-// place of every scenario, starts another one, and checks what it makes of it;
-// then it kills that one, too, at the places of its recovery.
+// Each scenario runs with lvmd killed at each crash point, and again with the next lvmd killed
+// in its recovery.
 //
-// Places are found by counting: the gate passes before and after every effect,
-// and a scenario is run again, crashing one place later, until it survives. A new
-// operation needs a scenario and nothing else; crashPoints says when it is missing.
+// The gate numbers the points by passing before and after every effect; a scenario repeats with
+// the next number until it survives. A new operation needs only a scenario; crashPoints reports
+// a missing one.
 func TestKilledBetweenAnyTwoEffectsNothingIsLostOrLeaked(t *testing.T) {
 	for _, s := range crashScenarios {
 		t.Run(s.name, func(t *testing.T) {
@@ -213,7 +210,7 @@ func TestKilledBetweenAnyTwoEffectsNothingIsLostOrLeaked(t *testing.T) {
 					break
 				}
 				places++
-				// Crashing again is where recovery is interrupted.
+				// A second crash interrupts the recovery.
 				for _, again := range []int{1, 3, 6} {
 					runScenario(t, s, at, again)
 				}
@@ -228,15 +225,14 @@ func TestKilledBetweenAnyTwoEffectsNothingIsLostOrLeaked(t *testing.T) {
 	}
 }
 
-// runScenario runs a scenario on a daemon that crashes at a place, then checks the
-// next one; again, if not zero, is the crash point of a daemon in between.
-// It returns true when the scenario ended before the place was reached.
+// runScenario crashes a daemon at a point and checks the next one; if again is not zero, a
+// daemon between them crashes there. survived means that the scenario ended before the point.
 func runScenario(t *testing.T, s crashScenario, at, again int) (survived bool, point string) {
 	m := s.machine(t)
 	var g *gate
 	d, err := m.tryStart(t, func(d *daemon, _ *Options) { g, d.gate.crashAt, d.gate.done = d.gate, at, make(chan struct{}) })
 	if errors.Is(err, errCrashed) {
-		checkScenario(t, m, &acknowledgements{}) // The very first start did not come to its end.
+		checkScenario(t, m, &acknowledgements{}) // The very first start crashed.
 		return false, g.point
 	}
 	if err != nil {
@@ -253,7 +249,7 @@ func runScenario(t *testing.T, s crashScenario, at, again int) (survived bool, p
 		}
 	}()
 	s.run(acknowledged)
-	// What goes on in the background may crash, too.
+	// Background work may crash, too.
 	idle := make(chan struct{})
 	go func() {
 		defer close(idle)
@@ -278,7 +274,6 @@ func runScenario(t *testing.T, s crashScenario, at, again int) (survived bool, p
 	return survived, d.gate.point
 }
 
-// isIdle reports whether nothing is under way in the background.
 func (d *daemon) isIdle() bool {
 	for _, v := range d.inventory.Inspect() {
 		if v.Record.Phase != spec.Ready || v.Busy {
@@ -288,7 +283,6 @@ func (d *daemon) isIdle() bool {
 	return true
 }
 
-// checkScenario starts a daemon and holds it against what was acknowledged.
 func checkScenario(t *testing.T, m *machine, acknowledged *acknowledgements) {
 	t.Helper()
 	d := m.start(t)
@@ -319,7 +313,7 @@ func checkScenario(t *testing.T, m *machine, acknowledged *acknowledgements) {
 			t.Errorf("a retry of %s made %v", name, again)
 		}
 	}
-	// What was not acknowledged is completed by a retry, or gone.
+	// A retry completes or removes what was not acknowledged.
 	for name := range acknowledged.unsure {
 		d.deleteWithRetries(&lvmdv1.DeleteVolumeRequest{Name: name})
 	}
@@ -341,8 +335,7 @@ func checkScenario(t *testing.T, m *machine, acknowledged *acknowledgements) {
 	}
 }
 
-// deleteWithRetries deletes a volume that the daemon may still be busy with, as
-// after a start it may be.
+// deleteWithRetries retries while the daemon is busy with the volume, as after a start.
 func (d *daemon) deleteWithRetries(r *lvmdv1.DeleteVolumeRequest) {
 	d.t.Helper()
 	waittest.Until(d.t, "the volume can be deleted", func() bool {

@@ -14,22 +14,20 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// crashCase is something that lvmd is asked for, in the middle of which an LVM command
-// is killed.
+// crashCase is a request during which an LVM command is killed.
 type crashCase struct {
-	name string
-	// command is the one of LVM's that is killed.
+	name    string
 	command string
-	// before is asked for when nothing is killed.
+	// before runs without a kill.
 	before []func(*scenario, *process)
-	// do is what the command is for.
+	// do causes the command.
 	do func(*scenario, *process)
-	// least is how many effects the command has at least.
+	// least is the minimum number of effects of the command.
 	least int
 }
 
-// lasts reports whether the command runs in an lvm that lasts, if there is one. What grows a raw volume, but
-// for a thin one, runs in a process of its own, which holds LVM's lock.
+// lasts reports whether the command runs in a lasting lvm, if one is used. A raw volume that is
+// not thin grows in a process of its own, which holds LVM's lock.
 func (d crashCase) lasts() bool { return d.command != "lvextend" || strings.Contains(d.name, "thin") }
 
 func keeping(s *scenario, p *process)      { s.create(p, create("pvc-kept", 8<<20, "")) }
@@ -66,15 +64,15 @@ var mirrorCrashCases = []crashCase{
 	{"a RAID volume is deleted", "lvremove", kept, deleting, 12},
 }
 
-// wideCrashCases are for volumes that lie on several devices, of which an extent is larger.
+// wideCrashCases are for volumes that span several devices, each smaller than the volume's
+// extents.
 var wideCrashCases = []crashCase{
 	{"a wide volume is created", "lvcreate", kept, creating, 6},
 	{"a wide volume is expanded", "lvextend", kept, expandingFar, 5},
 	{"a wide volume is deleted", "lvremove", kept, deleting, 4},
 }
 
-// TestLVMKilledInTheMiddleOfACommand and those like it kill LVM as lvmd runs it by
-// default, in a process that lasts, and as it runs it with --lvm-lasting=false.
+// LVM runs in a lasting process, lvmd's default, and as with --lvm-lasting=false.
 func TestLVMKilledInTheMiddleOfACommand(t *testing.T) {
 	thickNode(t).killWithin(t, thickCrashCases,
 		killedCase{thickCrashCases[0], killPoint{5, "lvm", true}}, killedCase{thickCrashCases[1], killPoint{4, "lvmd", true}},
@@ -83,24 +81,23 @@ func TestLVMKilledInTheMiddleOfACommand(t *testing.T) {
 
 func TestLVMKilledInTheMiddleOfACommandOnThinVolumes(t *testing.T) {
 	poolNode(t).killWithin(t, thinCrashCases,
-		// LVM knows of the volume, or of the snapshot, and the pool does not.
+		// LVM knows the volume or snapshot; the pool does not.
 		killedCase{thinCrashCases[0], killPoint{2, "lvmd", true}}, killedCase{thinCrashCases[3], killPoint{2, "lvmd", true}},
 		killedCase{thinCrashCases[5], killPoint{5, "lvm", true}},
-		// The pool is suspended, and its volume has a table that was never committed.
+		// The pool is suspended, and its volume has an uncommitted table.
 		killedCase{thinCrashCases[1], killPoint{5, "lvm", true}},
-		// The volume is removed, and the pool does not know of it.
+		// The volume is removed; the pool does not know.
 		killedCase{thinCrashCases[2], killPoint{3, "lvm", true}},
 		killedCase{thinCrashCases[4], killPoint{4, "lvm", false}}, killedCase{thinCrashCases[3], killPoint{5, "lvm", false}})
 }
 
 func TestLVMKilledInTheMiddleOfACommandOnRAIDVolumes(t *testing.T) {
 	mirrorNode(t).killWithin(t, mirrorCrashCases,
-		// A part of it has a device, which has no table.
+		// A component has a device without a table.
 		killedCase{mirrorCrashCases[0], killPoint{19, "lvm", true}},
-		// A table that was never committed is loaded, and its device and all parts of
-		// it are suspended.
+		// An uncommitted table is loaded; the device and its components are suspended.
 		killedCase{mirrorCrashCases[1], killPoint{10, "lvmd", true}},
-		// Its bookkeeping lies bare.
+		// Its bookkeeping volume is exposed.
 		killedCase{mirrorCrashCases[0], killPoint{2, "lvm", false}})
 }
 
@@ -117,13 +114,11 @@ func TestLVMKilledInTheMiddleOfACommandOnWideVolumes(t *testing.T) {
 	}
 }
 
-// killPoint says where an LVM command is killed.
 type killPoint struct {
-	// number is that of the effect before which it is killed.
+	// The command is killed before this effect.
 	number int
-	// whom is "lvm", or "lvmd" if lvmd is killed in the same moment.
-	whom string
-	// lasting has the command run in an lvm that lasts, as it does by default.
+	// whom is "lvm", or "lvmd" to kill lvmd at the same moment.
+	whom    string
 	lasting bool
 }
 
@@ -138,15 +133,13 @@ func (d killPoint) String() string {
 	return fmt.Sprintf("%s: %s is killed before effect %d%s", time.Now().UTC().Format(time.TimeOnly), kind, d.number, with)
 }
 
-// killedCase says where the command of a crashCase is killed.
 type killedCase struct {
 	crashCase crashCase
 	killPoint killPoint
 }
 
-// killWithin does crashCases: all of them, killed at all effects, with lvmd and
-// without, in a lasting lvm and in others, where that is wanted, otherwise those that
-// are given.
+// killWithin runs the given cases. When soaking, it runs all cases, killed at all effects, with
+// and without lvmd, in both kinds of lvm.
 func (n *node) killWithin(t *testing.T, crashCases []crashCase, given ...killedCase) {
 	t.Helper()
 	n.standIn()
@@ -192,7 +185,7 @@ func (n *node) killWithin(t *testing.T, crashCases []crashCase, given ...killedC
 	}
 }
 
-// mustHit fails the test when a command came to its end that was to be killed.
+// mustHit fails the test if the command ended without being killed.
 func (d killPoint) mustHit(t *testing.T, killed bool) {
 	t.Helper()
 	if !killed {
@@ -200,10 +193,9 @@ func (d killPoint) mustHit(t *testing.T, killed bool) {
 	}
 }
 
-// killAtEachEffect has a command killed before each of its effects, with lvmd and without,
-// in a lasting lvm and in others, and fails the test unless each of these came to the
-// least number of kills. begin prepares kills in one kind of lvm, and returns what
-// has the command killed, which returns false when the command had fewer effects.
+// killAtEachEffect kills a command before each of its effects, with and without lvmd, in both
+// kinds of lvm, and wants the least number of kills from each. begin prepares kills in one kind
+// of lvm; the function that it returns reports false when the command had fewer effects.
 func killAtEachEffect(t *testing.T, least int, begin func(lasting bool) func(killPoint) (killed bool)) {
 	t.Helper()
 	for _, lasting := range []bool{true, false} {
@@ -214,8 +206,6 @@ func killAtEachEffect(t *testing.T, least int, begin func(lasting bool) func(kil
 	}
 }
 
-// eachNumber kills at 1, 2 and so on until nothing is killed, and fails the test when
-// that came too soon.
 func eachNumber(t *testing.T, least int, kill func(number int) (killed bool)) {
 	t.Helper()
 	for number := 1; ; number++ {
@@ -233,8 +223,8 @@ func eachNumber(t *testing.T, least int, kill func(number int) (killed bool)) {
 	}
 }
 
-// exercise has one command of a crashCase killed, and checks what becomes of it. It
-// returns the lvmd that runs then, and false when the command had fewer effects.
+// exercise kills one command of a crashCase and checks the recovery. It returns the running
+// lvmd, and false when the command had fewer effects.
 func (n *node) exercise(t *testing.T, p *process, d crashCase, at killPoint) (_ *process, killed bool) {
 	t.Helper()
 	at.lasting = at.lasting && d.lasts()
@@ -254,13 +244,13 @@ func (n *node) exercise(t *testing.T, p *process, d crashCase, at killPoint) (_ 
 	return p, killed
 }
 
-// prepareKill has the next command of the name killed, see killCommand.
+// prepareKill kills the next command of that name, see killCommand.
 func (n *node) prepareKill(command string, d killPoint) {
 	n.t.Helper()
 	for _, file := range []string{"effects", "killed"} {
 		_ = os.Remove(filepath.Join(n.dir, file))
 	}
-	// All at once: a reader must not find half of it.
+	// Atomically: a reader must not find half of it.
 	file := filepath.Join(n.dir, "kill")
 	err := os.WriteFile(file+".new", []byte(command+" "+strconv.Itoa(d.number)+" "+d.whom), 0o600)
 	if err == nil {
@@ -271,9 +261,8 @@ func (n *node) prepareKill(command string, d killPoint) {
 	}
 }
 
-// killed waits until the command ended that prepareKill named, or was killed, and reports
-// which. It fails the test when the command ran in another kind of lvm than the kill
-// is to be in.
+// killed waits until the command of prepareKill has ended, and reports whether it was killed.
+// It fails the test if another kind of lvm ran it.
 func (n *node) killed(d killPoint) (killed bool) {
 	n.t.Helper()
 	var killedFile, effects string

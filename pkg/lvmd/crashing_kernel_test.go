@@ -25,12 +25,9 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// A crashing lvmd is the real one, in a process of its own, that kills itself with
-// SIGKILL at one place between two effects: the one of the given number, of all
-// places or of those of a name.
-//
-// Its arguments are the folder that node keeps for lvmd, the number and the name, or
-// nothing; the place is written to the folder's file "crashed".
+// crashing runs the real lvmd and kills it with SIGKILL at a crash point: the one of the given
+// number, counting all points or those of the given name. It writes the point to the file
+// "crashed" in dir, node's folder for lvmd.
 func crashing(dir, number, name string) error {
 	crashAt, err := strconv.ParseInt(number, 10, 64)
 	if err != nil {
@@ -80,14 +77,12 @@ func crashing(dir, number, name string) error {
 	return server.Serve(listener)
 }
 
-// killCommand runs the real lvm and kills it with SIGKILL before one of its effects: the
-// one of the number in the file "kill", which holds a command's name, a number, and
-// "lvmd" if lvmd is to be killed in the same moment. Where it holds "disk" instead, the command
-// is not killed, but goes on after a disk was given the table in the file "table". Effects are writes to disks,
-// changes of the kernel's device mapper and of device nodes. The number of effects
-// that there were is written to the file "effects" when the command came to its end,
-// and the file "killed" when it did not.
-// It reports whether the file was about this command.
+// killCommand runs the real lvm and kills it with SIGKILL before one of its effects. The file
+// "kill" holds the command's name, the effect's number, and "lvmd" to kill lvmd at the same
+// moment. With "disk" instead, the command continues after a disk was given the table in the
+// file "table". Effects are writes to disks and changes of the device mapper and of device
+// nodes. The file "effects" gets their number if the command ends, the file "killed" exists if
+// it does not. killCommand reports whether the file named this command.
 func killCommand(dir string) bool {
 	if len(os.Args) < 2 {
 		return false
@@ -117,7 +112,7 @@ func killCommand(dir string) bool {
 	return true
 }
 
-// switchTable gives a disk the table in the file "table", which begins with the disk's name.
+// switchTable loads the file "table", which begins with the disk's name.
 func switchTable(dir string) {
 	text, err := os.ReadFile(filepath.Join(dir, "table"))
 	if err == nil {
@@ -129,12 +124,11 @@ func switchTable(dir string) {
 	}
 }
 
-// killLasting is killCommand for an lvm that is given its commands one after the other. It
-// watches that lvm for all of its run, and reads what it reads.
+// killLasting is killCommand for a lasting lvm, whose input it watches for the commands.
 func killLasting(dir string) {
 	var line []byte
 	var d killOrder
-	number, effects := 0, 0 // number is 0 while no command is to be killed
+	number, effects := 0, 0 // number is 0 while no kill is due
 	killed := false
 	code, err := trace(observer{
 		entering: func(_ int, regs *unix.PtraceRegs) bool {
@@ -143,7 +137,7 @@ func killLasting(dir string) {
 			case isEffect(regs):
 				effects++
 				killed = effects == number
-			case isReadOfInput(regs): // The command is over.
+			case isReadOfInput(regs): // The command has ended.
 				d.ended(dir, lastingOne, effects)
 				number = 0
 			}
@@ -179,17 +173,15 @@ func killLasting(dir string) {
 	os.Exit(code)
 }
 
-// lastingOne is what the files "killed" and "effects" begin with when the lvm was a
-// lasting one.
+// lastingOne begins the files "killed" and "effects" of a lasting lvm.
 const lastingOne = "lasting "
 
-// killOrder is what the file "kill" holds.
 type killOrder struct {
 	command, whom string
 	number        int
 }
 
-// takeKillOrder reports whether a command is to be killed, once.
+// takeKillOrder returns a kill order once.
 func takeKillOrder(dir, command string) (d killOrder, ok bool) {
 	file := filepath.Join(dir, "kill")
 	b, err := os.ReadFile(file)
@@ -203,12 +195,10 @@ func takeKillOrder(dir, command string) (d killOrder, ok bool) {
 	return d, true
 }
 
-// ended notes that the command came to its end.
 func (d killOrder) ended(dir, kind string, effects int) {
 	_ = os.WriteFile(filepath.Join(dir, "effects"), []byte(kind+strconv.Itoa(effects)), 0o600)
 }
 
-// done notes that it was killed, and kills lvmd if it is to go with it.
 func (d killOrder) done(dir, kind string) {
 	_ = os.WriteFile(filepath.Join(dir, "killed"), []byte(kind+d.command), 0o600)
 	if d.whom == "lvmd" {
@@ -216,15 +206,14 @@ func (d killOrder) done(dir, kind string) {
 	}
 }
 
-// observer follows a process' system calls.
 type observer struct {
-	// entering is called before each one, and has the process killed instead.
+	// entering is called before each system call; the process is killed instead if it returns
+	// true.
 	entering func(pid int, regs *unix.PtraceRegs) (kill bool)
-	// done is called after each one; it may be nil.
+	// done is called after each system call; it may be nil.
 	done func(pid int, regs *unix.PtraceRegs)
 }
 
-// trace runs the real lvm with this process' arguments and files.
 func trace(o observer) (code int, err error) {
 	path, err := exec.LookPath("lvm")
 	if err != nil {
@@ -238,7 +227,7 @@ func trace(o observer) (code int, err error) {
 		cmd.ExtraFiles = []*os.File{report}
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Ptrace: true}
-	// Its thread started it, and only that thread may trace it.
+	// Only the thread that started it may trace it.
 	if err := cmd.Start(); err != nil {
 		return 1, err
 	}
@@ -286,12 +275,11 @@ func trace(o observer) (code int, err error) {
 	}
 }
 
-// isReadOfInput reports whether a system call reads the standard input.
 func isReadOfInput(regs *unix.PtraceRegs) bool {
 	return regs.Orig_rax == unix.SYS_READ && regs.Rdi == 0
 }
 
-// isEffect reports whether a system call changes what outlives the command.
+// isEffect reports whether a system call has effects that outlive the command.
 func isEffect(regs *unix.PtraceRegs) bool {
 	switch regs.Orig_rax {
 	case unix.SYS_PWRITE64, unix.SYS_SYMLINK, unix.SYS_UNLINK, unix.SYS_MKNOD, unix.SYS_MKNODAT, unix.SYS_RENAME:
@@ -306,13 +294,12 @@ func isEffect(regs *unix.PtraceRegs) bool {
 	return false
 }
 
-// startCrashing starts a crashing lvmd that crashes at the place of the number.
 func (n *node) startCrashing(number int) *process {
 	n.t.Helper()
 	return n.startCrashingAt("", number)
 }
 
-// startCrashingAt starts one that crashes when it has come so often to the place of a name.
+// startCrashingAt crashes at the given passage of the named crash point.
 func (n *node) startCrashingAt(place string, times int) *process {
 	n.t.Helper()
 	n.writeConfig()
@@ -323,7 +310,6 @@ func (n *node) startCrashingAt(place string, times int) *process {
 	return n.launch(cmd)
 }
 
-// hasEnded waits a moment for the end of a process that may be about to crash.
 func (p *process) hasEnded(timeout time.Duration) bool {
 	select {
 	case err := <-p.exited:
@@ -334,7 +320,7 @@ func (p *process) hasEnded(timeout time.Duration) bool {
 	}
 }
 
-// read returns a small file's contents, or nothing.
+// read returns nothing for a missing file.
 func (n *node) read(name string) string {
 	f, err := os.Open(filepath.Join(n.dir, name))
 	if err != nil {

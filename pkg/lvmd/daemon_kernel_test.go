@@ -29,10 +29,10 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestMain lets the test binary, called lvm, stand in for the real program, see
-// hangable and killCommand, and called crashing-lvmd for lvmd, see crashing.
+// TestMain makes the test binary stand in for the real lvm when called lvm, see hangable and
+// killCommand, and for lvmd when called crashing-lvmd, see crashing.
 func TestMain(m *testing.M) {
-	// Who traces a process must do so from one thread.
+	// A process must be traced from one thread.
 	runtime.LockOSThread()
 	switch filepath.Base(os.Args[0]) {
 	case "crashing-lvmd":
@@ -48,7 +48,6 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// beLVM is the real lvm, but for what the files in the folder demand.
 func beLVM(dir string) {
 	for _, err := os.Stat(filepath.Join(dir, "hang")); err == nil; {
 		time.Sleep(100 * time.Millisecond)
@@ -76,7 +75,7 @@ func beLVM(dir string) {
 	}
 	if more, err := os.ReadFile(filepath.Join(dir, "config")); err == nil {
 		if i := slices.Index(os.Args, "--config"); i >= 0 {
-			os.Args[i+1] = string(more) + " " + os.Args[i+1] // What is said last counts.
+			os.Args[i+1] = string(more) + " " + os.Args[i+1] // The last one counts.
 		}
 	}
 	path, err := exec.LookPath("lvm")
@@ -86,14 +85,13 @@ func beLVM(dir string) {
 	fmt.Fprintln(os.Stderr, err)
 }
 
-// hangable gives lvmd an lvm that hangs while the returned file exists.
 func (n *node) hangable() (file string) {
 	n.t.Helper()
 	n.standIn()
 	return filepath.Join(n.dir, "hang")
 }
 
-// standIn gives lvmd an lvm that does what files in the node's folder demand.
+// standIn gives lvmd an lvm that obeys files in the node's folder.
 func (n *node) standIn() {
 	n.t.Helper()
 	self, err := os.Executable()
@@ -106,14 +104,13 @@ func (n *node) standIn() {
 	}
 }
 
-// waitTimeout bounds waits: the machine is emulated.
+// waitTimeout allows for an emulated machine.
 const waitTimeout = 2 * time.Minute
 
-// byHand runs a program as an administrator would and returns its output.
 func byHand(t testing.TB, name string, args ...string) string {
 	t.Helper()
 	cmd := exec.Command(name, args...)
-	// dmsetup leaves device nodes to udev unless they know that there is none.
+	// Without this, dmsetup leaves device nodes to udev, which does not run.
 	cmd.Env = append(os.Environ(), "DM_DISABLE_UDEV=1")
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -129,32 +126,29 @@ func lvmByHand(t testing.TB, args ...string) string {
 	return byHand(t, "lvm", append(args, "--config", handConfig)...)
 }
 
-// node is a machine with a volume group, on which lvmd runs.
 type node struct {
 	t      testing.TB
 	group  string
 	dir    string
 	config string
-	// keeps are volumes that belong to the machine, such as a thin pool.
+	// keeps names volumes of the machine itself, such as a thin pool.
 	keeps []string
-	// debug makes lvmd log every LVM command.
 	debug bool
-	// flags are further ones.
 	flags []string
-	// lvm is the program that lvmd runs; empty means the real one. It runs one for
-	// each command unless lasting is set.
+	// lvm is the program that lvmd runs; empty means the real one. Each command gets its own
+	// process unless lasting is set.
 	lvm     string
 	lasting bool
-	// programs is a folder of programs that lvmd finds before all others; empty means none.
+	// programs is a folder that precedes lvmd's PATH, if not empty.
 	programs string
 	// timeout is lvmd's deadline for LVM commands; zero means its default.
 	timeout time.Duration
-	// poolTimeout is its deadline for the activation of a thin pool; zero means its default.
+	// poolTimeout is its deadline for activating a thin pool; zero means its default.
 	poolTimeout time.Duration
 }
 
-// newNode makes a volume group of the given devices, by default of /dev/vdb,
-// and takes it away at the end of the test, with the volumes that lvmd has a record of.
+// newNode creates a volume group on the devices, by default /dev/vdb. The test's end removes it
+// and the volumes that lvmd has a record of.
 func newNode(t testing.TB, devices ...string) *node {
 	t.Helper()
 	if len(devices) == 0 {
@@ -174,8 +168,8 @@ func newNode(t testing.TB, devices ...string) *node {
 	return n
 }
 
-// wantRecords reports volumes that lvmd, which has ended, made and has no record of: it would never remove
-// them. Of those with a record some are kept, and others are deleted when lvmd runs again.
+// wantRecords reports volumes that lvmd created but has no record of: it would never remove
+// them. lvmd must have ended. Volumes with a record may be kept or deleted later.
 func (n *node) wantRecords() {
 	n.t.Helper()
 	if _, err := os.Stat(n.journalFile()); err != nil {
@@ -192,7 +186,7 @@ func (n *node) wantRecords() {
 
 func (n *node) journalFile() string { return filepath.Join(n.dir, "state", "journal.db") }
 
-// records are those of an lvmd that has ended.
+// records reads the journal of an lvmd that has ended.
 func (n *node) records() map[string]spec.Record {
 	n.t.Helper()
 	j, _, _, err := journal.Open(n.journalFile())
@@ -201,7 +195,6 @@ func (n *node) records() map[string]spec.Record {
 	return must.Get(j.Volumes())(n.t)
 }
 
-// process is a running lvmd.
 type process struct {
 	*node
 	cmd    *exec.Cmd
@@ -211,7 +204,6 @@ type process struct {
 	client lvmdv1.LVMDClient
 }
 
-// output is what a process wrote, safe to read while it writes.
 type output struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -260,20 +252,18 @@ func (n *node) command() *exec.Cmd {
 	return cmd
 }
 
-// start starts an lvmd and waits until it serves.
 func (n *node) start() *process {
 	n.t.Helper()
 	_ = os.Remove(filepath.Join(n.dir, "crashed"))
 	return n.launch(n.command())
 }
 
-// launch starts a process that serves as lvmd does, or ends before.
+// launch starts a process and waits until it serves or ends.
 func (n *node) launch(cmd *exec.Cmd) *process {
 	n.t.Helper()
 	return n.launchUntil(cmd, (*process).serving)
 }
 
-// launchUntil starts a process and waits until it serves in some way, or ends before.
 func (n *node) launchUntil(cmd *exec.Cmd, serves func(*process) bool) *process {
 	n.t.Helper()
 	p := &process{node: n, cmd: cmd, exited: make(chan error, 1), log: &output{}}
@@ -297,7 +287,7 @@ func (n *node) launchUntil(cmd *exec.Cmd, serves func(*process) bool) *process {
 		case err := <-p.exited:
 			p.exited <- err
 			if n.read("crashed") != "" {
-				return true // as it was to
+				return true // as intended
 			}
 			n.t.Fatalf("lvmd ended: %v\n%s", err, p.log)
 		default:
@@ -314,7 +304,6 @@ func (p *process) serving() bool {
 	return err == nil && r.GetStatus() == healthpb.HealthCheckResponse_SERVING
 }
 
-// kill ends the process at once.
 func (p *process) kill() {
 	p.conn.Close()
 	p.cmd.Process.Kill()
@@ -322,7 +311,7 @@ func (p *process) kill() {
 	p.exited <- err
 }
 
-// stop ends the process as kubelet does, and returns how it ended.
+// stop ends the process as kubelet does, with SIGTERM, and returns its result.
 func (p *process) stop() error {
 	p.t.Helper()
 	must.Succeed(p.t, p.cmd.Process.Signal(syscall.SIGTERM))
@@ -360,7 +349,7 @@ func (p *process) delete(id string) {
 	}
 }
 
-// state is what a watcher gets first.
+// state returns the first message that a watcher gets.
 func (p *process) state() *lvmdv1.WatchResponse {
 	p.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -372,7 +361,6 @@ func (p *process) state() *lvmdv1.WatchResponse {
 
 func (p *process) available() int64 { return p.state().GetClasses()[0].GetAvailableBytes() }
 
-// mount mounts a volume and returns the place and the way back.
 func mount(t testing.TB, v *lvmdv1.Volume) (dir string, unmount func()) {
 	t.Helper()
 	dir = t.TempDir()
@@ -392,7 +380,7 @@ func mount(t testing.TB, v *lvmdv1.Volume) (dir string, unmount func()) {
 	return dir, unmount
 }
 
-// waitUntagged waits until the tag is off that volumes have which may not have been handed out.
+// waitUntagged waits until the tag of volumes that may not have been handed out is removed.
 func (n *node) waitUntagged() {
 	n.t.Helper()
 	waittest.Until(n.t, "the tag of volumes that are made is taken off", func() bool {
@@ -400,9 +388,8 @@ func (n *node) waitUntagged() {
 	})
 }
 
-// leftovers lists the group's volumes, by LVM's own account, the kernel's devices
-// that belong to none of them, and the nodes under /dev that lead to none of those.
-// What the node keeps, and the parts of it, is not listed.
+// leftovers lists the group's volumes, the kernel devices that belong to none of them, and the
+// nodes under /dev without such a device. It leaves out the volumes in keeps and their parts.
 func (n *node) leftovers() []string {
 	n.t.Helper()
 	var left, whole []string
@@ -416,7 +403,7 @@ func (n *node) leftovers() []string {
 	for line := range strings.Lines(mappings(n.t, "--separator", " ", "-o", "name,uuid")) {
 		device, uuid, _ := strings.Cut(strings.TrimSpace(line), " ")
 		mapped = append(mapped, device)
-		// Its own device, or one of a part of it.
+		// Its own device or a component's.
 		known := slices.ContainsFunc(whole, func(w string) bool {
 			rest, ok := strings.CutPrefix(device, w)
 			return ok && (rest == "" || rest[0] == '_' || rest[0] == '-')
@@ -440,8 +427,7 @@ func (n *node) leftovers() []string {
 	return left
 }
 
-// mappings lists devices with dmsetup info, which fails when one of them goes
-// while it looks at them one by one.
+// mappings retries dmsetup info, which fails if a device disappears while it lists them.
 func mappings(t testing.TB, options ...string) (list string) {
 	t.Helper()
 	waittest.Until(t, "devices are listed", func() bool {

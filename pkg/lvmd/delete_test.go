@@ -48,7 +48,7 @@ func TestADeletedVolumeIsGoneAtOnceAndItsSpaceOnceItIsClean(t *testing.T) {
 	close(goOn)
 }
 
-// TestNoRequestIsGivenAVolumeThatIsBeingDeleted: its caller would name in a PersistentVolume what is gone a moment later.
+// A PersistentVolume of the caller would name a volume that is about to disappear.
 func TestNoRequestIsGivenAVolumeThatIsBeingDeleted(t *testing.T) {
 	m := thinMachine(t, "size: 40Mi")
 	d := m.start(t)
@@ -79,8 +79,8 @@ func TestAMountedVolumeIsNotDeleted(t *testing.T) {
 	d.checkClean()
 }
 
-// TestManyDeletesTakeFewCommands has what marks and removes volumes go on only when the others are
-// deleted, and then wiped: as it is when commands take long.
+// Marking and removing wait until all other volumes are deleted and then wiped, as with slow
+// commands.
 func TestManyDeletesTakeFewCommands(t *testing.T) {
 	m := newMachine(t)
 	var marked, removed sync.Once
@@ -121,7 +121,7 @@ func TestManyDeletesTakeFewCommands(t *testing.T) {
 	if n := m.fake.Commands(lvmfake.OpTag); n > 2 {
 		t.Errorf("%d commands marked 32 volumes", n)
 	}
-	// One of the volumes that were wiped first, one of the others, and one of what checkClean makes.
+	// One for the volumes wiped first, one for the others, and one for checkClean's.
 	if n := m.fake.Commands(lvmfake.OpRemove); n > 3 {
 		t.Errorf("%d commands removed 32 volumes", n)
 	}

@@ -18,10 +18,9 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// backup is what an administrator calls a logical volume that depends on one of ours.
+// backup is an administrator's logical volume that depends on one of ours.
 const backup = "backup"
 
-// checkBackup fails the test unless the administrator's snapshot is valid and holds a pattern.
 func checkBackup(t *testing.T, pattern byte, length int64) {
 	t.Helper()
 	if attr := strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "-o", "lv_attr", "carve/"+backup)); attr[4] != 'a' {
@@ -38,7 +37,7 @@ func checkBackup(t *testing.T, pattern byte, length int64) {
 	}
 }
 
-// wantNamed fails the test unless an error refuses something and says for which logical volume.
+// wantNamed fails the test unless the error names the dependent volume.
 func wantNamed(t *testing.T, what string, err error) {
 	t.Helper()
 	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "carve/"+backup) || strings.Contains(err.Error(), "lvchange -an") {
@@ -46,8 +45,7 @@ func wantNamed(t *testing.T, what string, err error) {
 	}
 }
 
-// TestWhatDependsOnAVolumeOutlivesItsDeletion has an administrator make what a removal, or a wipe, of
-// a volume would harm.
+// An administrator creates dependents that removing or wiping the volume would harm.
 func TestWhatDependsOnAVolumeOutlivesItsDeletion(t *testing.T) {
 	n := thinNode(t, "overprovisioning: 4")
 	n.keeps = []string{"carve-pool"}
@@ -105,7 +103,7 @@ func TestWhatDependsOnAVolumeOutlivesItsDeletion(t *testing.T) {
 	}
 }
 
-// TestASnapshotThatIsASecondOldIsSeenByADeletion does not give lvmd the time to find it.
+// The deletion comes before lvmd's scan.
 func TestASnapshotThatIsASecondOldIsSeenByADeletion(t *testing.T) {
 	n := newNode(t)
 	p := n.start()
@@ -128,8 +126,8 @@ func TestASnapshotThatIsASecondOldIsSeenByADeletion(t *testing.T) {
 	waittest.Until(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 })
 }
 
-// TestASnapshotThatIsMadeAfterTheDeletionOutlivesItsOrigin has the snapshot made when lvmd has
-// acknowledged a deletion, and has not wiped the volume yet, or not removed it.
+// The snapshot is created after lvmd acknowledged the deletion, before it wipes the volume or
+// before it removes it.
 func TestASnapshotThatIsMadeAfterTheDeletionOutlivesItsOrigin(t *testing.T) {
 	n := newNode(t)
 	const size = 16 << 20

@@ -18,10 +18,10 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// pollsRarely has an lvmd look at its groups only when it acts.
+// With pollsRarely, lvmd looks at its groups only when it acts.
 func pollsRarely(_ *daemon, o *Options) { o.PollInterval = time.Hour }
 
-// TestAVolumeWithASnapshotIsNeitherDeletedNorGrown makes snapshots that no scan has found yet.
+// No scan has found the snapshots.
 func TestAVolumeWithASnapshotIsNeitherDeletedNorGrown(t *testing.T) {
 	m := newMachine(t)
 	m.config = oneClass + "- {name: thin, volumeGroup: carve, type: thin, thin: {pool: carve-pool, size: 64Mi}}\n"
@@ -63,8 +63,7 @@ func TestAVolumeWithASnapshotIsNeitherDeletedNorGrown(t *testing.T) {
 	}
 }
 
-// TestADeletionWaitsForASnapshotThatIsMadeInTheMiddleOfIt makes one between any two steps of a
-// deletion: lvmd finds it when it acts.
+// The snapshot is created between any two steps of the deletion; lvmd finds it when it acts.
 func TestADeletionWaitsForASnapshotThatIsMadeInTheMiddleOfIt(t *testing.T) {
 	for _, class := range []string{"local", "thin"} {
 		for _, place := range []string{"delete: tombstone written", "delete: marked", "delete: wiped"} {
@@ -94,7 +93,7 @@ func TestADeletionWaitsForASnapshotThatIsMadeInTheMiddleOfIt(t *testing.T) {
 					t.Errorf("the snapshot was harmed, or its origin removed")
 				}
 				d.stop()
-				d = m.start(t) // It looks at the group again and again.
+				d = m.start(t) // It polls.
 				must.Succeed(t, m.fake.Remove(t.Context(), testGroup, []string{"backup"}))
 				waittest.Until(t, "the volume is removed", func() bool { return !slices.Contains(m.volumeNames(t), id) })
 				waittest.Until(t, "the condition is over", func() bool { return len(d.state().GetClasses()[0].GetConditions()) == 0 })

@@ -20,9 +20,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// bareNode is a machine whose two disks are blank, on which lvmd is to make
-// the group "carve" as the entry of volumeGroups says. What was made is taken
-// away at the end of the test, and the disks are blank again.
+// bareNode is a machine with two blank disks, on which lvmd creates the group "carve" as entry,
+// a part of volumeGroups, says. The test's end removes it and blanks the disks.
 func bareNode(t testing.TB, entry string, disks ...string) *node {
 	t.Helper()
 	sweep(t)
@@ -43,7 +42,6 @@ func bareNode(t testing.TB, entry string, disks ...string) *node {
 	return n
 }
 
-// blankDisks removes all signatures from disks.
 func blankDisks(t testing.TB, disks ...string) {
 	t.Helper()
 	for _, d := range disks {
@@ -63,14 +61,12 @@ func blankDisks(t testing.TB, disks ...string) {
 	}
 }
 
-// sendChange has the kernel say that a block device changed, as it does when
-// one is plugged in or udev saw a program write to it.
+// sendChange makes the kernel send a change event, as for a new disk or after udev saw a write.
 func sendChange(t testing.TB, device string) {
 	t.Helper()
 	must.Succeed(t, os.WriteFile("/sys/class/block/"+filepath.Base(device)+"/uevent", []byte("change"), 0))
 }
 
-// loopDisk attaches a new file of the given size as a loop device.
 func loopDisk(t testing.TB, size int64) (device, file string) {
 	t.Helper()
 	file = filepath.Join(t.TempDir(), "disk")
@@ -102,17 +98,16 @@ func TestAGroupIsMadeOfBlankDisksAndTakesThoseThatComeLater(t *testing.T) {
 	v := p.create(create("v", 16<<20, "ext4"))
 	dir, unmount := mount(t, v)
 	must.Succeed(t, os.WriteFile(filepath.Join(dir, "file"), []byte("data"), 0o600))
-	// The disk is freed by an administrator, while lvmd runs.
+	// An administrator wipes the disk while lvmd runs.
 	byHand(t, "wipefs", "--all", "--quiet", "/dev/vdc")
 	blankDisks(t, "/dev/vdc")
 	sendChange(t, "/dev/vdc")
 	waittest.Until(t, "the second disk is added", func() bool { return p.available() > first })
 	second := p.available()
-	// A disk is enlarged.
 	byHand(t, "fallocate", "--length", "128MiB", file)
 	byHand(t, "losetup", "--set-capacity", growing)
 	waittest.Until(t, "the enlarged disk is used to its end", func() bool { return p.available() == second+64<<20 })
-	// A volume lies on all of the disks, the new one among them.
+	// The volume spans all disks, including the new one.
 	large := p.create(create("large", p.available(), "ext4"))
 	if got := p.available(); got != 0 {
 		t.Errorf("%d bytes are left", got)
@@ -138,7 +133,7 @@ func TestDevicesWithSomethingOnThemAreNeverTouched(t *testing.T) {
 	mounted, _ := loopDisk(t, 64<<20)
 	n := bareNode(t, fmt.Sprintf("{name: carve, devices: [{path: '/dev/vd[bc]'}, {path: %s}, {path: %s}, {path: %s}], allowSignatures: [/dev/vdb, %s, %s]}",
 		foreign, unknown, mounted, foreign, mounted), "/dev/vdb", "/dev/vdc")
-	// A partition table with a partition, by hand: type 0x83 at sector 2048.
+	// A partition table with one partition: type 0x83 at sector 2048.
 	table := make([]byte, 512)
 	copy(table[446:], []byte{0, 0, 2, 0, 0x83, 0, 0, 0, 0, 8, 0, 0, 0, 0, 1, 0})
 	table[510], table[511] = 0x55, 0xaa
@@ -152,7 +147,7 @@ func TestDevicesWithSomethingOnThemAreNeverTouched(t *testing.T) {
 	dir := t.TempDir()
 	must.Succeed(t, syscall.Mount(mounted, dir, "ext4", 0, ""))
 	t.Cleanup(func() { syscall.Unmount(dir, 0) })
-	// Where signatures and LVM's metadata are.
+	// The heads hold signatures and LVM's metadata.
 	digest := func() (heads []string) {
 		for _, d := range []string{"/dev/vdb", "/dev/vdc", foreign, unknown} {
 			f := must.Get(os.Open(d))(t)
@@ -186,7 +181,7 @@ func TestDevicesWithSomethingOnThemAreNeverTouched(t *testing.T) {
 		t.Errorf("contents changed: %q, then %q", before, after)
 	}
 	p.kill()
-	// Without partitions, what is listed is taken, and nothing else.
+	// Without partitions, lvmd takes the listed disk and nothing else.
 	blankDisks(t, "/dev/vdb")
 	byHand(t, "blockdev", "--rereadpt", "/dev/vdb")
 	byHand(t, "mkfs.ext4", "-q", "-F", "/dev/vdb")
@@ -205,7 +200,7 @@ func TestAClassSpansTwoGroupsThatLvmdMade(t *testing.T) {
 		"- {name: carve, devices: [{path: /dev/vdb}]}\n- {name: second, devices: [{path: '/dev/vd[bc]'}]}\n"
 	p := n.start()
 	t.Cleanup(func() { lvmByHand(t, "vgremove", "--yes", "--force", "--force", "second") })
-	// A device that two groups select is the first one's.
+	// A device that two groups select goes to the first.
 	if got := n.physicalVolumes(); got != "/dev/vdb carve /dev/vdc second" {
 		t.Fatalf("physical volumes %q", got)
 	}
@@ -248,7 +243,7 @@ func writeTo(t testing.TB, device string, at int64, b []byte) {
 }
 
 func TestALoopFileOutlivesLvmdAndTheMachine(t *testing.T) {
-	// As deploy/overlays/loop has it, but elsewhere and smaller.
+	// As in deploy/overlays/loop, but elsewhere and smaller.
 	overlay, err := os.ReadFile("../../deploy/overlays/loop/lvmd.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -266,7 +261,7 @@ func TestALoopFileOutlivesLvmdAndTheMachine(t *testing.T) {
 	}
 	p := n.start()
 	t.Cleanup(func() {
-		// Before the group is removed, its volumes must be gone, after it, the device.
+		// The volumes go before the group, the devices after it.
 		lvmByHand(t, "vgremove", "--yes", "--force", "--force", n.group)
 		for _, d := range devices() {
 			byHand(t, "losetup", "--detach", d)
@@ -283,7 +278,7 @@ func TestALoopFileOutlivesLvmdAndTheMachine(t *testing.T) {
 	if err := p.stop(); err != nil {
 		t.Error(err)
 	}
-	// The machine boots: no devices are left. The file is to be larger now.
+	// After a boot no devices are left. The configured file is larger.
 	lvmByHand(t, "vgchange", "--activate", "n", n.group)
 	byHand(t, "losetup", "--detach", devices()[0])
 	n.config = strings.Replace(n.config, "128Mi", "192Mi", 1)
@@ -305,7 +300,7 @@ func TestALoopFileOutlivesLvmdAndTheMachine(t *testing.T) {
 	if err != nil || !bytes.Equal(b, bytes.Repeat([]byte{0x5a}, len(b))) {
 		t.Errorf("the volume holds % x, error %v", b, err)
 	}
-	// Wiping may not give blocks of the file back for good.
+	// Wiping may free blocks of the file only temporarily.
 	p.delete(v.GetId())
 	waittest.Until(t, "the volume is gone", func() bool { return len(n.leftovers()) == 0 })
 	p.kill()
@@ -323,8 +318,8 @@ func TestAGroupIsMadeAfterAnLvmdThatCrashedBefore(t *testing.T) {
 	log := &output{}
 	command.Stdout, command.Stderr = log, log
 	must.Succeed(t, command.Start())
-	// The label appears before the command that made it ends; the group is
-	// looked for on all disks before it is made.
+	// lvmd looks for the group on all disks before it creates it, and the label appears before
+	// the command ends.
 	label := make([]byte, 8)
 	waittest.Until(t, "the first disk is a physical volume", func() bool {
 		f := must.Get(os.OpenFile("/dev/vdb", os.O_RDONLY|syscall.O_DIRECT, 0))(t)
@@ -346,7 +341,7 @@ func TestAGroupIsMadeAfterAnLvmdThatCrashedBefore(t *testing.T) {
 	p.kill()
 }
 
-// aligned is a buffer that direct I/O can use.
+// aligned returns a buffer for direct I/O.
 func aligned(n int) []byte {
 	b, err := syscall.Mmap(-1, 0, n, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
 	if err != nil {

@@ -28,7 +28,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// deviceGate lets a daemon crash before and after each step of making groups.
+// deviceGate passes the gate before and after each step of creating groups.
 type deviceGate struct {
 	lvm.Devices
 	gate *gate
@@ -50,7 +50,6 @@ func (g *deviceGate) ResizeDevice(ctx context.Context, group, device string) err
 	return g.gate.around("pvresize", func() error { return g.Devices.ResizeDevice(ctx, group, device) })
 }
 
-// bare is a machine without volume groups, whose disks are selected.
 func bare(t *testing.T, group string) *machine {
 	t.Helper()
 	m := &machine{fake: lvmfake.New(), state: stateDir(t), formatted: map[string]filesystem.FormatOptions{}}
@@ -60,15 +59,13 @@ func bare(t *testing.T, group string) *machine {
 
 const anyDisk = "{name: carve, devices: [{path: /dev/vd*}]}"
 
-// diskSize is that of the disks in these tests: with 1 MiB of metadata and
-// 1 MiB of alignment, 63 extents fit.
+// diskSize holds 63 extents, besides 1 MiB of metadata and 1 MiB of alignment.
 const diskSize = 64 * testExtent
 
 func disk(name string) blockdev.Device {
 	return blockdev.Device{Name: name, Size: diskSize, IDs: []string{"virtio-" + name}}
 }
 
-// withDevices gives the daemon the means to make groups, and events.
 func withDevices(events chan struct{}) func(*daemon, *Options) {
 	return func(d *daemon, o *Options) {
 		o.Devices = &deviceGate{Devices: d.machine.fake, gate: d.gate}
@@ -78,8 +75,7 @@ func withDevices(events chan struct{}) func(*daemon, *Options) {
 	}
 }
 
-// looking counts how often lvmd lists the block devices, which is what it does first of all when it
-// looks at its groups.
+// looking counts listings of the block devices, lvmd's first step in each look at its groups.
 type looking struct {
 	lvm.Devices
 	count atomic.Int32
@@ -90,21 +86,20 @@ func (l *looking) BlockDevices() ([]blockdev.Device, error) {
 	return l.Devices.BlockDevices()
 }
 
-// on is an option that has what a daemon lists counted.
 func (l *looking) on(_ *daemon, o *Options) { l.Devices, o.Devices = o.Devices, l }
 
-// again sends events, and returns when lvmd has looked at its groups for one of them at least, and
-// has done what it does then: it looks once more only after that.
+// again sends events and returns when lvmd has completed a look for one of them: only then does
+// it look once more.
 func (l *looking) again(t *testing.T, events chan<- struct{}) {
 	t.Helper()
-	for range 3 { // The first look may have been asked for before.
+	for range 3 { // An earlier event may have caused the first look.
 		before := l.count.Load()
 		events <- struct{}{}
 		waittest.Until(t, "lvmd looks at its groups", func() bool { return l.count.Load() > before })
 	}
 }
 
-// refusedFor is why a device is not used, or empty.
+// refusedFor returns the reason for not using a device, or "".
 func (d *daemon) refusedFor(device string) string {
 	if why := d.provisioned.refusals(testGroup)[device]; why != nil {
 		return why.Kind
@@ -135,7 +130,7 @@ func TestAGroupIsMadeOfTheSelectedDisksAndFoundAgain(t *testing.T) {
 	v := d.create(request("v", 100))
 	d.stop()
 	before := m.fake.Commands(lvmfake.OpScan)
-	m.fake.ChangeDisk("vdb", func(b *blockdev.Device) { b.Holders = []string{"dm-0"} }) // v is mapped still
+	m.fake.ChangeDisk("vdb", func(b *blockdev.Device) { b.Holders = []string{"dm-0"} }) // v is still mapped
 	var log logtest.Recorder
 	d = m.start(t, withDevices(nil), func(_ *daemon, o *Options) { o.Log = log.Logger() })
 	if got := log.Find(func(r logtest.Record) bool { return strings.Contains(r.Message, "device is not used") }); len(got) != 0 {
@@ -173,7 +168,7 @@ func TestADeviceWithAnythingOnItIsNotTouched(t *testing.T) {
 		"vdi": func(b *blockdev.Device) { b.Partitions = []string{"vdi1"} },
 		"vdj": func(b *blockdev.Device) { b.Holders = []string{"md0"} },
 		"vdk": func(b *blockdev.Device) { b.Size = 1 << 20 },
-		// These are not even considered:
+		// These are not even candidates:
 		"vdi1": func(b *blockdev.Device) { b.Parent = "vdi" },
 		"vdl":  func(b *blockdev.Device) { b.Virtual = true },
 		"vdm":  func(b *blockdev.Device) { b.Mapping.LogicalVolume = true },
@@ -294,8 +289,7 @@ func TestAThinClassGetsItsPoolInAGroupThatIsMadeLater(t *testing.T) {
 	d.create(request("v", 1))
 }
 
-// TestARefusedDeviceIsNotLookedAtAgainWithoutAnEvent has an lvmd that waits for no time: what it
-// repeats by a clock it repeats without end.
+// Zero intervals would make lvmd repeat without end what it repeats by time.
 func TestARefusedDeviceIsNotLookedAtAgainWithoutAnEvent(t *testing.T) {
 	m := bare(t, anyDisk)
 	m.fake.AddDisk(disk("vdb"), "ext4")
@@ -361,7 +355,7 @@ func TestAGroupWhoseDisksAreLateIsNotMadeAgain(t *testing.T) {
 		t.Errorf("volumes %v", got)
 	}
 	d.stop()
-	// Without them, however long, no other group is made while there are volumes.
+	// Without them, lvmd never creates another group while volumes exist.
 	m.fake.PlugDisk("vdb", false)
 	m.fake.PlugDisk("vdc", false)
 	m.fake.AddDisk(disk("vdd"))
@@ -381,11 +375,11 @@ func TestAGroupWhoseDisksAreLateIsNotMadeAgain(t *testing.T) {
 	}
 }
 
-// shortReturnGrace has an lvmd give up a group that is not there at its start almost at once.
+// shortReturnGrace lets lvmd give up a group that is missing at its start almost at once.
 func shortReturnGrace(_ *daemon, o *Options) { o.provisioning.ReturnGrace = time.Millisecond }
 
-// waitUntilKept waits until several attempts made no group, and the class says that a file gives up
-// the one that was there.
+// waitUntilKept waits until several attempts created no group, and the class names the file
+// that gives up the previous one.
 func (d *daemon) waitUntilKept(file string) {
 	d.t.Helper()
 	waittest.Until(d.t, "the group is kept", func() bool {
@@ -426,8 +420,7 @@ func TestAGroupWithoutVolumesIsMadeAgainAtAStartOnly(t *testing.T) {
 	}
 }
 
-// TestAPhysicalVolumeThatWasToJoinMakesNoGroupInPlaceOfOneThatIsAway has an lvmd end before the second disk
-// joins, and the first away when the next one starts.
+// lvmd ends before the second disk joins, and the next one starts without the first disk.
 func TestAPhysicalVolumeThatWasToJoinMakesNoGroupInPlaceOfOneThatIsAway(t *testing.T) {
 	m := bare(t, anyDisk)
 	m.fake.AddDisk(disk("vdb"))
@@ -493,7 +486,7 @@ func TestADiskThatCannotBeUsedLeavesTheOthers(t *testing.T) {
 	m.fake.AddGroup("other", testExtent, testTotal)
 	m.config = "- {name: second, volumeGroup: other}\n" + m.config
 	m.fake.AddDisk(disk("vdb"))
-	// The second disk takes the place of the first, which joins later.
+	// The second disk replaces the first, which joins later.
 	m.fake.AddDisk(disk("vdc"))
 	failures := 1
 	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
@@ -518,12 +511,11 @@ func TestADiskThatCannotBeUsedLeavesTheOthers(t *testing.T) {
 	}
 }
 
-// TestWhereverLvmdCrashesAGroupIsFinished kills lvmd at every place of making and
-// of growing a group, and has the next one finish.
+// Each crash point of creating and of growing a group is tried.
 func TestWhereverLvmdCrashesAGroupIsFinished(t *testing.T) {
 	for _, c := range []struct {
 		name string
-		// before happens before the lvmd starts that crashes.
+		// before runs before the crashing lvmd starts.
 		before  func(t *testing.T, m *machine)
 		extents int64
 		places  int
@@ -580,8 +572,8 @@ func TestWhereverLvmdCrashesAGroupIsFinished(t *testing.T) {
 	}
 }
 
-// TestAPhysicalVolumeKeepsItsUUIDToItselfWhenDisksChangeTheirNames has the disk that an lvmd that crashed
-// made a physical volume of come back by another name, and a blank one by its.
+// After lvmd crashed, the disk that it made a physical volume comes back by another name, and a
+// blank disk by the former name.
 func TestAPhysicalVolumeKeepsItsUUIDToItselfWhenDisksChangeTheirNames(t *testing.T) {
 	for _, selected := range []string{anyDisk, "{name: carve, devices: [{path: /dev/vdb}]}"} {
 		m := bare(t, selected)

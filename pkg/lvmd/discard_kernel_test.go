@@ -19,8 +19,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// trim has a mounted file system report all its free space to the device below
-// (FITRIM of linux/fs.h, as fstrim does).
+// trim issues FITRIM of linux/fs.h, as fstrim does.
 func trim(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -36,7 +35,7 @@ func trim(dir string) error {
 	return nil
 }
 
-// poolUse is how many percent of the pool's data LVM says that volumes hold.
+// poolUse is the used share of the pool's data in percent.
 func (n *node) poolUse() float64 {
 	n.t.Helper()
 	text := strings.TrimSpace(lvmByHand(n.t, "lvs", "--noheadings", "-o", "data_percent", n.group+"/carve-pool"))
@@ -44,8 +43,7 @@ func (n *node) poolUse() float64 {
 	return use
 }
 
-// mountDiscarding mounts as a StorageClass with mountOptions: [discard] has it
-// mounted.
+// mountDiscarding mounts as with mountOptions [discard] in the StorageClass.
 func mountDiscarding(t *testing.T, v *lvmdv1.Volume) (dir string, unmount func()) {
 	t.Helper()
 	dir, unmount = mount(t, v)
@@ -60,7 +58,7 @@ func TestDiscardsThatAnEncryptedVolumeLetsThroughReachTheDiskAlsoAfterItGrew(t *
 	r.EncryptionDiscards = true
 	v := p.create(r)
 	dir, unmount := mountDiscarding(t, v)
-	n.growMounted(t, p, v, dir) // The table is loaded again, and is the same.
+	n.growMounted(t, p, v, dir) // This reloads an identical table.
 	if err := trim(dir); err != nil {
 		t.Errorf("the kernel refuses to trim: %v", err)
 	}
@@ -85,8 +83,8 @@ func TestAThinPoolGetsSpaceBackOfEncryptedVolumesThatLetDiscardsThrough(t *testi
 	}
 }
 
-// freesSpace writes a file and deletes it. By the file system's own discards, and
-// by those alone, the pool has its blocks back.
+// freesSpace checks that the file system's own discards free a deleted file's blocks in the
+// pool.
 func (n *node) freesSpace(t *testing.T, dir string, let bool) {
 	t.Helper()
 	must.Succeed(t, os.WriteFile(dir+"/data", make([]byte, 16<<20), 0o600))

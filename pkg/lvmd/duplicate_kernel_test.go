@@ -13,30 +13,28 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// copied is how much of a disk the tests copy: the metadata, and the first volumes.
+// copied covers the metadata and the first volumes of a disk.
 const copied = "count=64"
 
-// copyDisk copies the beginning of a disk, or of a file with it.
 func copyDisk(t *testing.T, from, to string) {
 	t.Helper()
 	byHand(t, "dd", "if="+from, "of="+to, "bs=1M", copied, "conv=fsync,notrunc")
 }
 
-// wipeHead overwrites the metadata of a disk.
 func wipeHead(t *testing.T, device string) {
 	t.Helper()
 	byHand(t, "dd", "if=/dev/zero", "of="+device, "bs=1M", "count=1", "conv=fsync")
 }
 
-// numberOn is the sequence number of the group on a disk, also where LVM warns of a copy.
+// numberOn returns the group's sequence number on a disk, even if LVM warns of a copy.
 func (n *node) numberOn(device string) string {
 	n.t.Helper()
 	fields := strings.Fields(n.seqnoOn(device))
 	return fields[len(fields)-1]
 }
 
-// hasOne reports whether the class offers nothing and has one condition, of this type, in which all
-// of these are named.
+// hasOne reports whether the class offers nothing and has a single condition, of this kind,
+// that names all of named.
 func (p *process) hasOne(kind string, named ...string) bool {
 	p.t.Helper()
 	c := p.classNamed("local")
@@ -57,7 +55,6 @@ func (p *process) hasOne(kind string, named ...string) bool {
 	return true
 }
 
-// TestADiskAndItsCopyAreNotUsedUntilOneIsGone copies the node's disk while lvmd runs.
 func TestADiskAndItsCopyAreNotUsedUntilOneIsGone(t *testing.T) {
 	n := newNode(t)
 	p := n.start()
@@ -84,13 +81,12 @@ func TestADiskAndItsCopyAreNotUsedUntilOneIsGone(t *testing.T) {
 		}
 	}
 	check("while lvmd runs")
-	// What is in use goes on.
+	// Volumes in use continue.
 	fill(t, v, 0xa5)
 	p.kill()
 	p = n.start()
 	check("after a restart")
 	checkFilled(t, v, 0xa5, 8<<20)
-	// A deletion waits.
 	p.delete(v.GetId())
 	deleted = true
 	check("after a deletion")
@@ -103,8 +99,8 @@ func TestADiskAndItsCopyAreNotUsedUntilOneIsGone(t *testing.T) {
 	p.kill()
 }
 
-// TestACopyFromBeforeIsNotServed has a copy of the node's disk from before a volume was made in its
-// place when the machine starts.
+// When the machine starts, a copy of the node's disk from before the volume's creation replaces
+// the disk.
 func TestACopyFromBeforeIsNotServed(t *testing.T) {
 	n := newNode(t)
 	p := n.start()
@@ -144,7 +140,6 @@ func TestACopyFromBeforeIsNotServed(t *testing.T) {
 		t.Errorf("the class is %v, want a condition with both disks", p.classNamed("local"))
 	}
 	check("beside the disk")
-	// The disk is away.
 	copyDisk(t, "/dev/vdb", own)
 	wipeHead(t, "/dev/vdb")
 	away := true
@@ -163,7 +158,6 @@ func TestACopyFromBeforeIsNotServed(t *testing.T) {
 		t.Errorf("after a restart the class is %v, want a condition with the sequence number %s", p.classNamed("local"), before)
 	}
 	check("in place of the disk, after a restart")
-	// The disk is back, and the copy goes.
 	wipeHead(t, "/dev/vdc")
 	restore()
 	waittest.Until(t, "the group is used again", func() bool {
@@ -178,7 +172,6 @@ func TestACopyFromBeforeIsNotServed(t *testing.T) {
 	p.kill()
 }
 
-// TestAnEmptyNodeTakesAnotherGroupAtAStartOnly has the node's group away while it has no volumes.
 func TestAnEmptyNodeTakesAnotherGroupAtAStartOnly(t *testing.T) {
 	n := newNode(t)
 	ours := n.uuidOn("/dev/vdb")
@@ -220,8 +213,7 @@ func TestAnEmptyNodeTakesAnotherGroupAtAStartOnly(t *testing.T) {
 	away()
 }
 
-// TestAGroupThatLvmdMadeIsNotMadeAgainWhileItHasVolumes has the group's disk blank at a start, and another
-// disk that could take its place.
+// At a start, the group's disk is blank, and another disk could replace it.
 func TestAGroupThatLvmdMadeIsNotMadeAgainWhileItHasVolumes(t *testing.T) {
 	n := bareNode(t, "{name: carve, devices: [{path: '/dev/vd[bc]'}]}", "/dev/vdb", "/dev/vdc")
 	blank := n.config
@@ -247,8 +239,7 @@ func TestAGroupThatLvmdMadeIsNotMadeAgainWhileItHasVolumes(t *testing.T) {
 	p.kill()
 }
 
-// TestAnOldBackupOfTheMetadataWaitsToBeAccepted restores the metadata of before a volume was made, as an
-// administrator does with vgcfgrestore.
+// As with vgcfgrestore, the metadata from before a volume's creation comes back.
 func TestAnOldBackupOfTheMetadataWaitsToBeAccepted(t *testing.T) {
 	n := newNode(t)
 	p := n.start()

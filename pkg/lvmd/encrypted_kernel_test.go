@@ -16,8 +16,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// A real header that neither the journal nor LVM knows of is found at the start, so that a node
-// that loses its journal later knows of it, too.
+// A start finds a header that neither the journal nor LVM records, so that a node that later
+// loses its journal knows it.
 func TestRealHeadersAreNotedAtTheStart(t *testing.T) {
 	n := newNode(t)
 	p := n.start()

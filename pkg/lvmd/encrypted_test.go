@@ -56,7 +56,7 @@ func TestThatAVolumeIsEncryptedIsNotedForGood(t *testing.T) {
 	d.checkClean()
 }
 
-// A group of which the metadata is full takes no tag, and its volumes are of use all the same.
+// A group with full metadata takes no tag; its volumes still work.
 func TestAVolumeIsNotedAsEncryptedThoughLVMTakesNoTag(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)

@@ -23,17 +23,15 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// plainText is what is looked for where it must not be.
+// plainText must not appear on any disk.
 var plainText = bytes.Repeat([]byte("plain text that no one may find "), 32<<10)
 
-// sealed makes a request one for an encrypted volume.
 func sealed(r *lvmdv1.CreateVolumeRequest) *lvmdv1.CreateVolumeRequest {
 	r.Encryption = "ephemeral"
 	return r
 }
 
-// shows reports whether plain text is read from a device, which has at least so many
-// bytes, anywhere in it.
+// shows reports whether a device, of at least size bytes, holds plainText anywhere.
 func shows(t *testing.T, device string, size int64) bool {
 	t.Helper()
 	f := must.Get(os.Open(device))(t)
@@ -42,7 +40,7 @@ func shows(t *testing.T, device string, size int64) bool {
 	for read := int64(0); ; {
 		n, err := io.ReadFull(f, chunk)
 		read += int64(n)
-		// A block of a file begins at a multiple of 4096, so some lie within.
+		// File blocks begin at multiples of 4096, so some lie within the text.
 		if bytes.Contains(chunk[:n], plainText[:4096]) {
 			return true
 		}
@@ -58,8 +56,7 @@ func shows(t *testing.T, device string, size int64) bool {
 	}
 }
 
-// reboot takes away what a reboot takes away: all devices of the group. An lvmd that was killed may
-// have made a device, and not its node.
+// reboot removes all devices of the group. A killed lvmd may have left a device without a node.
 func (n *node) reboot() {
 	n.t.Helper()
 	for _, name := range n.cryptDevices() {
@@ -68,7 +65,6 @@ func (n *node) reboot() {
 	lvmByHand(n.t, "vgchange", "--activate", "n", n.group)
 }
 
-// sealedDevices are the encrypted devices of the machine, and their nodes.
 func (n *node) sealedDevices() []string {
 	n.t.Helper()
 	names := n.cryptDevices()
@@ -89,7 +85,7 @@ func (n *node) cryptDevices() (names []string) {
 	return names
 }
 
-// key is what the kernel says that a volume is encrypted with.
+// key returns the volume's key from the kernel.
 func key(t *testing.T, v *lvmdv1.Volume) string {
 	t.Helper()
 	table := byHand(t, "dmsetup", "table", "--showkeys", filepath.Base(v.GetDevicePath()))
@@ -161,7 +157,6 @@ func TestNoPlainTextOfAnEncryptedVolumeIsOnTheDisk(t *testing.T) {
 	}
 }
 
-// growMounted grows a volume by 16 MiB while its file system is in use.
 func (n *node) growMounted(t *testing.T, p *process, v *lvmdv1.Volume, dir string) {
 	t.Helper()
 	statfs := func() (s syscall.Statfs_t) {
@@ -180,8 +175,8 @@ func (n *node) growMounted(t *testing.T, p *process, v *lvmdv1.Volume, dir strin
 	}
 }
 
-// checkNoKeyLeft looks for the key of a volume where it could have been left: in
-// lvmd's memory, arguments and environment, in its files and its log.
+// checkNoKeyLeft searches lvmd's memory, arguments, environment, files and log for the volume's
+// key.
 func (n *node) checkNoKeyLeft(t *testing.T, p *process, v *lvmdv1.Volume) {
 	t.Helper()
 	text := []byte(key(t, v))
@@ -191,7 +186,7 @@ func (n *node) checkNoKeyLeft(t *testing.T, p *process, v *lvmdv1.Volume) {
 	}
 	look := func(where string, b []byte) {
 		t.Helper()
-		// Half of a key is worth as much as all of it.
+		// Half a key is a leak, too.
 		for _, part := range [][]byte{text[:32], text[96:], raw[:16], raw[48:]} {
 			if bytes.Contains(b, part) {
 				t.Errorf("the key is in %s", where)
@@ -255,7 +250,7 @@ func TestAfterARebootEncryptedVolumesAreEmptyAndFormatted(t *testing.T) {
 	fill(t, plain, 0x5a)
 	dir, unmount := mount(t, fs)
 	must.Succeed(t, os.WriteFile(dir+"/data", plainText, 0o600))
-	// A crash of lvmd alone changes nothing, nor does one in use.
+	// A crash of lvmd alone changes nothing.
 	p.kill()
 	p = n.start()
 	if again := p.volume(fs.GetId()); again.GetEmptiedAt() != nil || again.GetDeviceMinor() != fs.GetDeviceMinor() || again.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY {
@@ -322,11 +317,11 @@ func TestKilledBetweenTwoEffectsOnRealEncryptedVolumes(t *testing.T) {
 		s.create(p, sealed(create("pvc-gone", 8<<20, "ext4")))
 		s.delete(p, "pvc-gone")
 		place := s.end(p)
-		// Every other time, the machine crashes, too, and its successor's lvmd, once.
+		// Every other time the machine crashes, too, and the next lvmd once.
 		rebooted := number%2 == 0
 		if rebooted {
 			n.reboot()
-			// It comes past eight places when it recovers a volume.
+			// A volume's recovery passes eight crash points.
 			p = n.startCrashing(1 + number%8/2)
 			if len(s.kept) > 0 {
 				waittest.Until(t, "the successor has ended", func() bool { return p.hasEnded(time.Millisecond) && n.read("crashed") != "" })
@@ -378,7 +373,7 @@ func TestLVMDoesNotLookIntoEncryptedVolumes(t *testing.T) {
 	p := n.start()
 	all := p.available()
 	v := p.create(sealed(create("pvc-raw", 16<<20, "")))
-	// What a user may do there.
+	// A user may do this.
 	lvmByHand(t, "vgcreate", "--yes", "users-own", v.GetDevicePath())
 	lvmByHand(t, "vgs", "users-own")
 	h := must.Get(lvm.NewHost(&lvm.Runner{Binary: "lvm", Timeout: waitTimeout, SystemDir: filepath.Join(n.dir, "state", "lvm")}))(t)

@@ -21,19 +21,17 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// sealed makes a request one for an encrypted volume.
 func sealed(r *lvmdv1.CreateVolumeRequest) *lvmdv1.CreateVolumeRequest {
 	r.Encryption = names.EncryptionEphemeral
 	return r
 }
 
-// reboot ends a daemon and the machine's power.
+// reboot stops the daemon and cuts the machine's power.
 func (d *daemon) reboot() {
 	d.stop()
 	d.machine.fake.Deactivate()
 }
 
-// ready waits until a volume is ready and returns it.
 func (d *daemon) ready(name string) (v *lvmdv1.Volume) {
 	d.t.Helper()
 	waittest.Until(d.t, "volume "+name+" is ready", func() bool {
@@ -136,7 +134,7 @@ func TestTheKeyOfADeletedVolumeIsGoneBeforeTheAnswer(t *testing.T) {
 	}
 	waittest.Until(t, "all space is back", func() bool { return d.available() == testTotal })
 	m.fake.BeforeZero = nil
-	// What it leaves is no zeroes: a raw volume there must be cleared.
+	// It leaves noise, so a raw volume there must be cleared.
 	raw := d.create(request("pvc-2", testTotal))
 	if n, pattern, err := m.fake.Traces(testGroup, raw.GetId()); err != nil || n > 0 {
 		t.Errorf("a raw volume shows %d blocks of %#x, error %v", n, pattern, err)
@@ -173,7 +171,7 @@ func TestAnEncryptedVolumeGrowsAsItsDeviceDoes(t *testing.T) {
 	}
 	must.Succeed(t, grow(d, 6))
 	wantSize(6)
-	// A retry finishes what an earlier call left.
+	// A retry finishes an earlier call.
 	m.fake.After = func(op lvmfake.Op, _ string) error {
 		if op == lvmfake.OpExtend {
 			return errors.New("the answer is lost")
@@ -252,7 +250,7 @@ func TestAfterARebootAnEncryptedVolumeIsEmptyFormattedAndSaysSo(t *testing.T) {
 			if n, _, _ := m.fake.Traces(testGroup, plain.GetId()); n == 0 {
 				t.Error("a volume that is not encrypted lost what it held")
 			}
-			// It is reported once, and still after the next start.
+			// The loss is reported once, and still after the next start.
 			lost := d.ready("pvc-1").GetEmptiedAt().AsTime()
 			d.stop()
 			d = m.start(t)
@@ -293,8 +291,7 @@ func TestAVolumeThatCannotBeReformattedIsNotGivenOutUntilItCan(t *testing.T) {
 	d.checkClean()
 }
 
-// TestKilledWhileVolumesAreReformatted kills lvmd at every place of its first run
-// after a reboot.
+// Each crash point of the first run after a reboot is tried.
 func TestKilledWhileVolumesAreReformatted(t *testing.T) {
 	for at := 1; ; at++ {
 		m := newMachine(t)
@@ -303,7 +300,7 @@ func TestKilledWhileVolumesAreReformatted(t *testing.T) {
 		must.Succeed(t, m.fake.Fill(testGroup, was.GetId(), 7))
 		raw := d.create(sealed(request("f", 4)))
 		d.reboot()
-		delete(m.formatted, was.GetDevicePath()) // It shows noise with another key.
+		delete(m.formatted, was.GetDevicePath()) // It reads as noise with another key.
 		var formats atomic.Int64
 		m.formatHook = func(context.Context, string) error { formats.Add(1); return nil }
 		survived := false

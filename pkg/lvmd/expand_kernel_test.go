@@ -19,8 +19,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// fillFree has every free extent of the node's group hold something else than zeroes, of which
-// lvmd knows nothing.
+// fillFree fills every free extent of the group with data that lvmd does not know of.
 func (n *node) fillFree() {
 	n.t.Helper()
 	lvmByHand(n.t, "lvcreate", "--yes", "--wipesignatures", "n", "--zero", "n", "--name", "theirs", "--extents", "100%FREE", n.group)
@@ -37,18 +36,17 @@ func (n *node) fillFree() {
 	lvmByHand(n.t, "lvremove", "--yes", n.group+"/theirs")
 }
 
-// writer is the user of a raw volume who writes to each byte as soon as it is there.
+// writer uses a raw volume: it writes to each byte as soon as it appears.
 type writer struct {
 	device *os.File
 	seen   int64
 	err    error
 	done   chan struct{}
-	// growing says that a RAID volume is being grown. Its device has its new length before the kernel's array
-	// has: what is read beyond the array fails meanwhile, for a moment that ends before the growth does.
+	// growing marks the growth of a RAID volume. Its device grows before the kernel's array, and
+	// reads beyond the array fail until the growth ends.
 	growing atomic.Bool
 }
 
-// users is what a writer writes.
 const users = 0x7e
 
 func newWriter(t *testing.T, v *lvmdv1.Volume, want int64) *writer {
@@ -64,7 +62,7 @@ func newWriter(t *testing.T, v *lvmdv1.Volume, want int64) *writer {
 	return w
 }
 
-// step reads what the device has more than before, which must be zeroes, and writes to it.
+// step wants zeroes in the bytes that appeared since the last step, and writes to them.
 func (w *writer) step() error {
 	size, err := w.device.Seek(0, io.SeekEnd)
 	if err != nil || size == w.seen {
@@ -86,8 +84,7 @@ func (w *writer) step() error {
 	return w.device.Sync()
 }
 
-// TestNothingIsWrittenToAGrowingVolumeButByItsUser grows raw volumes of all layouts on disks that
-// are full of what others left, while their user writes to all that there is.
+// Raw volumes of all layouts grow on disks full of old data while their users write everywhere.
 func TestNothingIsWrittenToAGrowingVolumeButByItsUser(t *testing.T) {
 	n := newNode(t, spares(t, 64, 64, 64, 64, 64)...)
 	n.config = layoutClasses()

@@ -41,7 +41,7 @@ func TestAnExpandedVolumeHasItsSizeAndNoMoreThanTheFreeSpace(t *testing.T) {
 	if m.fake.Commands(lvmfake.OpExtend) != commands {
 		t.Error("a command was run for nothing")
 	}
-	// The group could never hold this, and could hold that if the other volume were not there.
+	// The first never fits the group, the second would without the other volume.
 	_, err = expand(testTotal+1, 0)
 	wantCode(t, err, codes.OutOfRange, names.ReasonSizeOutOfRange)
 	if size := quantity.Bytes(testTotal * testExtent); !strings.HasSuffix(status.Convert(err).Message(), size) {
@@ -60,22 +60,19 @@ func TestAnExpandedVolumeHasItsSizeAndNoMoreThanTheFreeSpace(t *testing.T) {
 	if resp, err = expand(testTotal, 0); err != nil || d.available() != 0 {
 		t.Errorf("to the last extent: %v, error %v", resp, err)
 	}
-	// A retry of the create still finds it.
+	// Repeating the create still finds it.
 	if again := d.create(request("pvc-1", 2)); again.GetId() != v.GetId() {
 		t.Errorf("%v", again)
 	}
 	d.checkModel()
 }
 
-// growthWatch counts what lvmd zeroes while a volume grows.
 type growthWatch struct {
-	// toVolume counts the bytes that lvmd wrote to the volume itself.
 	toVolume atomic.Int64
-	// toOthers counts those that it wrote to other volumes.
 	toOthers atomic.Int64
 }
 
-// watchGrowth counts what lvmd zeroes of a volume, and of others.
+// watchGrowth counts the bytes that lvmd zeroes.
 func (m *machine) watchGrowth(id string) *growthWatch {
 	w := &growthWatch{}
 	m.fake.BeforeZero = func(_, volume string, _, length int64) error {
@@ -89,8 +86,7 @@ func (m *machine) watchGrowth(id string) *growthWatch {
 	return w
 }
 
-// TestAnExpansionThatWasKilledLeavesNothingBehind kills lvmd at every step of an expansion
-// whose new extents must be zeroed.
+// The new extents must be zeroed.
 func TestAnExpansionThatWasKilledLeavesNothingBehind(t *testing.T) {
 	for _, point := range []string{
 		"expand: admitted", "expand: extension made", "expand: extension zeroed", "expand: extension removed", "expand: grown",
@@ -126,8 +122,7 @@ func TestAnExpansionThatWasKilledLeavesNothingBehind(t *testing.T) {
 	}
 }
 
-// TestAnExpansionOutlivesItsCallers has the caller of an expansion leave while the new extents
-// are zeroed, and another one come.
+// The first caller leaves while the extents are zeroed, and another joins.
 func TestAnExpansionOutlivesItsCallers(t *testing.T) {
 	m := newMachine(t)
 	m.dirty(t)
@@ -178,7 +173,7 @@ func TestAnExpansionOutlivesItsCallers(t *testing.T) {
 	d.traces(v.GetId())
 }
 
-// TestADeletionCancelsAnExpansion deletes a volume whose new extents take long to zero.
+// Zeroing the new extents takes long.
 func TestADeletionCancelsAnExpansion(t *testing.T) {
 	m := newMachine(t)
 	m.dirty(t)
@@ -211,8 +206,7 @@ func TestADeletionCancelsAnExpansion(t *testing.T) {
 	waittest.Until(t, "all space is back", func() bool { return d.available() == testTotal })
 }
 
-// TestAnExpansionThatFailedLeavesTheVolumeFree asks for the old size after LVM refused a
-// larger one.
+// After LVM refused a larger size, the old size is requested.
 func TestAnExpansionThatFailedLeavesTheVolumeFree(t *testing.T) {
 	m := newMachine(t)
 	m.dirty(t)

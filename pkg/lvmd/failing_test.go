@@ -25,7 +25,7 @@ import (
 func TestADiskThatFailsACommandIsReportedUntilOneGoesWellOrAWhilePassed(t *testing.T) {
 	for _, c := range []struct {
 		name string
-		// format has mkfs fail instead of LVM.
+		// format makes mkfs fail instead of LVM.
 		format bool
 		err    error
 	}{
@@ -68,7 +68,7 @@ func TestADiskThatFailsACommandIsReportedUntilOneGoesWellOrAWhilePassed(t *testi
 				t.Error("it is reported although a command went well")
 			}
 			if c.format {
-				return // Its removal went well: that ends it, too.
+				return // Its removal succeeded, which ends the condition, too.
 			}
 			fail()
 			d.failingFor.Store(int64(time.Millisecond))
@@ -81,7 +81,7 @@ func TestADiskThatFailsACommandIsReportedUntilOneGoesWellOrAWhilePassed(t *testi
 func TestErrorsSayThatItIsTheDisk(t *testing.T) {
 	for _, err := range []error{
 		lvm.ErrDeviceMissing,
-		// All disks of the group fail at once: LVM knows no such group.
+		// All disks of the group fail at once: LVM does not find the group.
 		&lvm.CommandError{Command: "lvextend", Message: `Volume group "carve" not found`, Err: lvm.ErrNotFound},
 		fmt.Errorf("clearing: %w", unix.EIO),
 		&lvm.CommandError{Command: "lvcreate", Err: lvm.ErrUnavailable},

@@ -15,8 +15,8 @@ import (
 	"github.com/carve-csi/carve/pkg/logging/logtest"
 )
 
-// TestACreationThatFailsSaysTheSameAtEachAttempt: its text becomes an Event, and Events are counted
-// where their text is the same. Each attempt's volume has an id of its own, which is in the log.
+// The error becomes an Event, and Events are counted by equal text. Each attempt's volume has
+// its own id, which only the log has.
 func TestACreationThatFailsSaysTheSameAtEachAttempt(t *testing.T) {
 	m := newMachine(t)
 	var ids, texts []string

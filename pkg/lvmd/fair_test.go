@@ -24,7 +24,7 @@ func TestACreationWaitsForOneRemovalAtMostHoweverManyThereAre(t *testing.T) {
 	m.fake.RemoveGroup(testGroup)
 	m.fake.AddGroup(testGroup, testExtent, 600)
 	m.fake.SetMetadataLimit(testGroup, 16<<20)
-	// A removal takes as long as the test wants.
+	// The test decides how long a removal takes.
 	begun, end := make(chan struct{}, 1000), make(chan struct{})
 	endAll := sync.OnceFunc(func() { close(end) })
 	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
@@ -34,7 +34,7 @@ func TestACreationWaitsForOneRemovalAtMostHoweverManyThereAre(t *testing.T) {
 		}
 		return nil
 	}
-	// Without polls, only the creation can wait for the exclusive slot beside what removes.
+	// Without polls, only the creation and the removal ask for the exclusive slot.
 	d := m.start(t, func(_ *daemon, o *Options) { o.PollInterval = time.Hour })
 	t.Cleanup(endAll)
 	ids := make([]string, 8*reclaim.MaxRemoved)
@@ -60,15 +60,15 @@ func TestACreationWaitsForOneRemovalAtMostHoweverManyThereAre(t *testing.T) {
 	waittest.Until(t, "all are gone", func() bool { return len(d.list()) == 3 && d.available() == 588 })
 }
 
-// churn is a load of namespaces that create a volume, delete it, and do so again. Each command waits
-// until all that can ask for the group's slot wait for it, and until all that may be wiped is: how
-// many deleted volumes are left then depends on the order of turns alone, not on time.
+// churn is a load of namespaces that repeatedly create and delete a volume. Each command waits
+// until all who can ask for the group's slot do so, and all wipes are done: the number of
+// remaining deleted volumes then depends only on the order of turns, not on time.
 type churn struct {
 	*daemon
 	tenants int
-	// on is false before the load, and from the end of the first namespace.
+	// on is true from the start of the load until the first namespace ends.
 	on atomic.Bool
-	// most is the most deleted volumes that LVM had at a creation, and deleted counts deletions.
+	// most is the maximum of deleted volumes in LVM at a creation; deleted counts deletions.
 	most, deleted atomic.Int64
 }
 
@@ -135,7 +135,7 @@ func TestDeletedVolumesAreRemovedWhileNamespacesCreateAndDelete(t *testing.T) {
 			m.fake.RemoveGroup(testGroup)
 			m.fake.AddGroup(testGroup, testExtent, 2000)
 			m.fake.SetMetadataLimit(testGroup, 16<<20)
-			// Nothing but commands asks for the slot.
+			// Only commands ask for the slot.
 			d := m.start(t, func(_ *daemon, o *Options) { o.PollInterval = time.Hour })
 			c := &churn{daemon: d, tenants: tenants}
 			m.fake.Before = c.before
@@ -152,8 +152,8 @@ func TestDeletedVolumesAreRemovedWhileNamespacesCreateAndDelete(t *testing.T) {
 			if deleted < int64(tenants*(rounds-2)) {
 				t.Errorf("%d volumes were deleted under load, want more", deleted)
 			}
-			// Those of the time between two turns of the removal are to be marked, as many to be removed,
-			// and as many may have come since.
+			// Between two turns of the removal, one share is marked, one removed, and one may have
+			// arrived since.
 			if bound := int64(3 * min(tenants, fairqueue.MaxTenantTurns)); most > bound {
 				t.Errorf("%d of %d deleted volumes were left at once, want at most %d", most, deleted, bound)
 			}

@@ -28,8 +28,7 @@ func TestARejectedOperationIsToBeTriedAgain(t *testing.T) {
 	}
 }
 
-// TestACallerWithoutADeadlineIsAnsweredWhileTheGroupIsHeldUp: and nothing of what
-// it asked for is left.
+// Nothing of the request may be left.
 func TestACallerWithoutADeadlineIsAnsweredWhileTheGroupIsHeldUp(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t, func(_ *daemon, o *Options) { o.slotTimeout = time.Millisecond })
@@ -48,8 +47,8 @@ func TestACallerWithoutADeadlineIsAnsweredWhileTheGroupIsHeldUp(t *testing.T) {
 	d.checkClean()
 }
 
-// turnLog notes for which volume each creation and growth is, in the order of
-// their turns, and holds them back until it is released.
+// turnLog records the volumes of creations and growths in the order of their turns, and blocks
+// them until released.
 type turnLog struct {
 	lvm.Groups
 	on      atomic.Bool

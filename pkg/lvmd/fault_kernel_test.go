@@ -18,11 +18,10 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// faultyStart is where a faulty disk lies on the disk below, in sectors, so that
-// LVM does not find the same physical volume on both.
+// faultyStart offsets a faulty disk on the disk below, in sectors, so that LVM does not find
+// one physical volume on both.
 const faultyStart = 8192
 
-// faulty is a disk that can be made to fail and to work again.
 type faulty struct {
 	t       testing.TB
 	name    string
@@ -30,7 +29,6 @@ type faulty struct {
 	disk    string
 }
 
-// newFaulty puts a device-mapper device over a disk.
 func newFaulty(t testing.TB, disk string) *faulty {
 	t.Helper()
 	file := must.Get(os.Open(disk))(t)
@@ -46,13 +44,11 @@ func (f *faulty) path() string { return "/dev/mapper/" + f.name }
 
 func (f *faulty) table(target string) string { return fmt.Sprintf("0 %d %s", f.sectors, target) }
 
-// set replaces what the disk does.
 func (f *faulty) set(target string) {
 	f.t.Helper()
 	must.Succeed(f.t, setTable(f.name, f.table(target)))
 }
 
-// setTable replaces the table of a device-mapper device.
 func setTable(name, table string) error {
 	for _, args := range [][]string{
 		{"suspend", "--noflush", "--nolockfs", "--noudevsync", name}, {"load", name, "--table", table}, {"resume", name},
@@ -147,7 +143,7 @@ func TestAFullDiskUnderTheJournalIsAnErrorAndNoLie(t *testing.T) {
 	p := n.start()
 	all := p.available()
 	v := p.create(create("pvc-1", 8<<20, ""))
-	// Fill the disk, then grow the journal into what is not there.
+	// Fill the disk, then grow the journal.
 	ballast, err := os.Create(state + "/ballast")
 	if err != nil {
 		t.Fatal(err)
@@ -170,7 +166,7 @@ func TestAFullDiskUnderTheJournalIsAnErrorAndNoLie(t *testing.T) {
 	if got := len(p.state().GetVolumes()); got != made+1 || p.available() != all-int64(made+2)*4<<20 {
 		t.Errorf("%d volumes, %d bytes taken; %d were made", got, all-p.available(), made+1)
 	}
-	// What else is asked for is done, or refused for the journal; so it stays over a restart.
+	// Other requests succeed or fail because of the journal, also after a restart.
 	refused := func(what string, err error) bool {
 		if err != nil && (status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "journal")) {
 			t.Errorf("%s: %v, want a word of the journal", what, err)

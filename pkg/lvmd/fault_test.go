@@ -54,17 +54,17 @@ func TestAnUnresponsiveLVMIsNotServingUntilItAnswers(t *testing.T) {
 	if c := d.state().GetClasses()[0]; len(c.GetConditions()) != 1 {
 		t.Errorf("class %v", c)
 	}
-	// What needs no LVM goes on, and what needs it fails at once.
+	// Requests that need no LVM succeed; others fail at once.
 	if len(d.list()) != 1 {
 		t.Error("the list is wrong")
 	}
 	d.delete(v.GetId())
-	// What became of the second volume is not known: it is counted as to be removed.
+	// The second volume's state is unknown: it counts as awaiting removal.
 	wantSamples(t, d.Service, map[string]float64{
 		"volumes{class=local,state=deleting}": 2, "wipe_backlog_bytes{group=carve}": float64(2 * testExtent),
 	})
 	commands := m.fake.Commands(lvmfake.OpCreate)
-	// Nothing was begun of this one: its caller may go elsewhere at once.
+	// Nothing began, so the caller may go elsewhere at once.
 	_, err = d.client.CreateVolume(t.Context(), request("pvc-3", 1))
 	wantCode(t, err, codes.Unavailable, names.ReasonNotResponding)
 	if m.fake.Commands(lvmfake.OpCreate) != commands {
@@ -78,8 +78,8 @@ func TestAnUnresponsiveLVMIsNotServingUntilItAnswers(t *testing.T) {
 	})
 }
 
-// TestAnExpansionThatBeganIsInFlightWhenLVMStopsAnswering has LVM stop answering between the two
-// commands of one expansion: the second is refused without being run.
+// LVM stops answering between the two commands of one expansion: the second is rejected without
+// being run.
 func TestAnExpansionThatBeganIsInFlightWhenLVMStopsAnswering(t *testing.T) {
 	m := newMachine(t)
 	var unresponsive atomic.Bool
@@ -106,7 +106,6 @@ func TestAnExpansionThatBeganIsInFlightWhenLVMStopsAnswering(t *testing.T) {
 	waittest.Until(t, "it serves again", d.serving)
 }
 
-// probeNow has a group that does not respond probed without delay.
 func probeNow(_ *daemon, o *Options) { o.probeInterval = time.Millisecond }
 
 func TestACommandThatActedAndFailedIsSeenToHaveActed(t *testing.T) {
@@ -135,7 +134,7 @@ func TestACommandThatActedAndFailedIsSeenToHaveActed(t *testing.T) {
 					}
 					waittest.Until(t, "the new size is seen", func() bool { return d.list()[0].GetSizeBytes() == 5*testExtent })
 				default:
-					// The deletion below is the call that fails.
+					// The deletion below fails instead.
 				}
 				waittest.Until(t, "it serves", d.serving)
 				d.checkModelEventually()
@@ -146,7 +145,7 @@ func TestACommandThatActedAndFailedIsSeenToHaveActed(t *testing.T) {
 	}
 }
 
-// checkModelEventually is checkModel where tombstones may be on their way.
+// checkModelEventually waits for pending tombstones.
 func (d *daemon) checkModelEventually() {
 	d.t.Helper()
 	waittest.Until(d.t, "nothing is under way", d.isIdle)
@@ -202,7 +201,6 @@ func TestADamagedJournalIsMovedAsideAndRebuilt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// As if this one was damaged.
 	m.mu.Lock()
 	delete(m.formatted, half.GetDevicePath())
 	m.mu.Unlock()
@@ -239,7 +237,7 @@ func TestADamagedJournalIsMovedAsideAndRebuilt(t *testing.T) {
 			d.stop()
 		})
 	}
-	// Nothing touches it, however often lvmd starts, and whatever is asked for.
+	// lvmd leaves it alone in every run and rejects all requests.
 	d = m.start(t)
 	_, err = d.client.CreateVolume(t.Context(), fsRequest("pvc-half", 8, "ext4"))
 	wantCode(t, err, codes.FailedPrecondition, names.ReasonVolumeLeftAlone)
@@ -263,7 +261,7 @@ func TestTheJournalStaysSmallOverManyCycles(t *testing.T) {
 	}
 	for i := range cycles {
 		r := request(fmt.Sprintf("pvc-%d", i), 1)
-		// The reaper may be behind: what is deleted takes space until it is clean.
+		// The removal may lag behind: deleted volumes take space until then.
 		waittest.Until(t, "there is space", func() bool {
 			_, err := d.client.CreateVolume(t.Context(), r)
 			if err != nil && status.Code(err) != codes.ResourceExhausted {
@@ -277,7 +275,7 @@ func TestTheJournalStaysSmallOverManyCycles(t *testing.T) {
 		t.Errorf("%d scans", n)
 	}
 	d.checkClean()
-	// At most as many volumes as the group has extents were there at once.
+	// At most as many volumes as the group has extents existed at once.
 	if size := d.journal.Size(); size > 256<<10 {
 		t.Errorf("%d bytes", size)
 	}

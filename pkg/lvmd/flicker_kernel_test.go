@@ -18,28 +18,25 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// failing is the target of a disk that fails. What fails is everything unless features of the
-// kernel's flakey target say otherwise.
+// failing returns a target for a disk that fails everything, or only what features of the
+// kernel's flakey target say.
 func (f *faulty) failing(features string) string {
-	return fmt.Sprintf("flakey %s %d 0 1 %s", f.disk, faultyStart, features) // for no second it works
+	return fmt.Sprintf("flakey %s %d 0 1 %s", f.disk, faultyStart, features) // it works for 0 seconds
 }
 
-// flickering is what was asked of an lvmd whose disk flickers.
 type flickering struct {
 	*scenario
 	t *testing.T
 	p *process
-	// made and refused count what went well and what failed; volumes has the
-	// creations among what went well.
+	// made and refused count successes and failures; volumes counts the creations among the
+	// successes.
 	made, refused, volumes int
-	// lastly is how the last creation ended.
-	lastly error
-	// reported is true when the class said that something was wrong.
+	lastly                 error
+	// reported means that the class reported a problem.
 	reported bool
 }
 
-// typed checks that an error says that the disk is to blame, or that it is to be
-// tried again.
+// typed checks that an error blames the disk or asks for a retry.
 func (f *flickering) typed(what string, err error) {
 	f.t.Helper()
 	if err == nil {
@@ -58,7 +55,7 @@ func (f *flickering) typed(what string, err error) {
 	}
 }
 
-// ask asks once for everything that changes volumes.
+// ask makes each kind of changing request once.
 func (f *flickering) ask(round int) {
 	f.t.Helper()
 	name := fmt.Sprintf("pvc-%d", f.volumes)
@@ -89,7 +86,7 @@ func (f *flickering) ask(round int) {
 	f.look()
 }
 
-// look notes what is reported of the class, and checks that no volume is lost meanwhile.
+// look records the class's conditions and checks that no volume is lost.
 func (f *flickering) look() {
 	f.t.Helper()
 	state := f.p.state()
@@ -138,7 +135,7 @@ func TestADiskThatFailsNowAndThenLosesNothingAndOthersServe(t *testing.T) {
 				must.Succeed(t, os.WriteFile(filepath.Join(n.dir, "table"), []byte(disk.name+" "+disk.table(disk.failing(c.features))), 0o600))
 				point := killPoint{at.effect, "disk", false}
 				n.prepareKill(at.command, point)
-				round += 2 - round%2 // In such a round a volume is deleted, too.
+				round += 2 - round%2 // A volume is deleted in such a round, too.
 				f.ask(round)
 				point.mustHit(t, n.killed(point))
 				waittest.Until(t, "something failed, and that is reported", func() bool {

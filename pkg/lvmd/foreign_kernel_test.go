@@ -15,10 +15,12 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// rewrite changes the text of the metadata on a disk and gives it right checksums, also where LVM would not.
+// rewrite changes the metadata's text on a disk and fixes the checksums, which LVM cannot
+// always do.
 func rewrite(t *testing.T, device string, change func(text string) string) {
 	t.Helper()
-	// See mda_header in LVM's lib/format_text/layout.h: the place, size and checksum of the text are at 40.
+	// See mda_header in LVM's lib/format_text/layout.h: the text's offset, size and checksum are
+	// at 40.
 	const area, length = 4096, 512
 	sum := func(b []byte) uint32 { return ^crc32.Update(^uint32(0xf597a6cf), crc32.IEEETable, b) }
 	f := must.Get(os.OpenFile(device, os.O_RDWR|os.O_SYNC, 0))(t)
@@ -39,7 +41,7 @@ func rewrite(t *testing.T, device string, change func(text string) string) {
 	must.Get(f.WriteAt(header, area))(t)
 }
 
-// TestADamagedGroupOfOthersHoldsUpNoGroup has one on another disk, or one that LVM does not use.
+// The damaged group is on another disk, or on one that LVM does not use.
 func TestADamagedGroupOfOthersHoldsUpNoGroup(t *testing.T) {
 	const other, device = "other", "/dev/vdc"
 	for _, damage := range []struct {
@@ -95,7 +97,7 @@ func TestADamagedGroupOfOthersHoldsUpNoGroup(t *testing.T) {
 			out, err := report.CombinedOutput()
 			t.Logf("fullreport: %v\n%s", err, out)
 
-			// Of a group that is not there, all devices are looked at.
+			// For a missing group, LVM looks at all devices.
 			n.config += "- {name: absent, volumeGroup: absent, optional: true}\n"
 			for _, when := range []string{"at the first start", "at another start"} {
 				p := n.start()

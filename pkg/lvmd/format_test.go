@@ -41,13 +41,13 @@ func TestFileSystemsAreMadeAsTheRequestSays(t *testing.T) {
 	if v.GetProfile() != "scratch" || len(v.GetFsSettings()) != 2 || v.GetFsSettings()["block-size"] != "1024" {
 		t.Errorf("it is reported as %v", v)
 	}
-	// The same in other words is the same request.
+	// A request with equivalent settings is the same request.
 	again := settingsRequest("a", map[string]string{"label": "cache", "block-size": "1024"})
 	again.Profile = "scratch"
 	if got := d.create(again); got.GetId() != v.GetId() {
 		t.Errorf("a retry made %v", got)
 	}
-	// A journal that is lost costs nothing of it.
+	// Losing the journal loses no setting.
 	d.stop()
 	m.loseJournal(t)
 	d = m.start(t)
@@ -125,7 +125,7 @@ func TestAStrayFileSystemIsNotTakenForTheVolumes(t *testing.T) {
 	v := d.create(fsRequest("a", 8, "ext4"))
 	m.untagged(t, v.GetId())
 	d.stop()
-	// As if its own was damaged on a disk with a past.
+	// As if its own was damaged, on a disk with old data.
 	m.loseJournal(t)
 	m.mu.Lock()
 	m.formatted[v.GetDevicePath()] = filesystem.FormatOptions{Type: filesystem.Ext4, UUID: "01234567-89ab-cdef-0123-456789abcdef"}
@@ -207,8 +207,7 @@ func TestBlocksSmallerThanSectorsAreRefusedBeforeAnythingIsMade(t *testing.T) {
 	d.create(settingsRequest("a", map[string]string{"block-size": "4Ki"}))
 }
 
-// TestAGroupWhoseFileSystemsAreNotMadeHoldsUpNoOther has more volumes than one group's places in a
-// group whose disk does not answer mkfs.
+// One group's disk does not answer mkfs, and the group has more volumes than places.
 func TestAGroupWhoseFileSystemsAreNotMadeHoldsUpNoOther(t *testing.T) {
 	m := newMachine(t)
 	m.fake.AddGroup("second", testExtent, testTotal)
@@ -245,8 +244,7 @@ func TestAGroupWhoseFileSystemsAreNotMadeHoldsUpNoOther(t *testing.T) {
 	creating.Wait()
 }
 
-// TestADiskWhereFileSystemsAreNotMadeHoldsUpNoOtherOfItsGroup has all places for mkfs taken by volumes
-// on one of a group's two disks.
+// Volumes on one of the group's two disks take all places for mkfs.
 func TestADiskWhereFileSystemsAreNotMadeHoldsUpNoOtherOfItsGroup(t *testing.T) {
 	m := newMachine(t)
 	m.fake.AddGroupOf("second", testExtent, testTotal, testTotal)
@@ -262,7 +260,7 @@ func TestADiskWhereFileSystemsAreNotMadeHoldsUpNoOtherOfItsGroup(t *testing.T) {
 	}
 	d := m.start(t)
 	answer := sync.OnceFunc(func() { close(answers) })
-	t.Cleanup(answer) // before the end of the daemon, which waits for it
+	t.Cleanup(answer) // before the daemon's end, which waits for it
 	var creating sync.WaitGroup
 	create := func(n int) {
 		creating.Go(func() {
@@ -274,7 +272,7 @@ func TestADiskWhereFileSystemsAreNotMadeHoldsUpNoOtherOfItsGroup(t *testing.T) {
 			done.Add(1)
 		})
 	}
-	// LVM gives from both disks in turn.
+	// LVM allocates from the disks in turn.
 	for n := range 2 * maxFormatting {
 		create(n)
 	}

@@ -16,7 +16,6 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// note notes conditions of the types given.
 func (d *daemon) note(id string, types ...string) error {
 	r := &lvmdv1.NoteHealthRequest{Id: id}
 	for _, t := range types {

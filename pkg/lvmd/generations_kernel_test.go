@@ -12,10 +12,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestNoGenerationSeesAnEarlierOneWhateverItsLayout makes raw volumes of all layouts,
-// and thin ones, generation after generation, each in the space of the one before the
-// last. Beside them are classes that are not wiped, whose volumes
-// may show what they like, and leave what they like.
+// Raw and thin volumes of all layouts reuse space generation after generation, each that of the
+// generation before the last. Beside them, unwiped classes may show and leave anything.
 func TestNoGenerationSeesAnEarlierOneWhateverItsLayout(t *testing.T) {
 	n := newNode(t, spares(t, 128, 128, 128, 128, 128)...)
 	n.keeps = []string{"carve-pool"}
@@ -26,8 +24,7 @@ func TestNoGenerationSeesAnEarlierOneWhateverItsLayout(t *testing.T) {
 	noGenerationSeesAnEarlierOne(t, n, append([]string{"thin", "discard", "none"}, layoutNames...), "linear")
 }
 
-// noGenerationSeesAnEarlierOne makes and fills volumes of the node's classes. At the end
-// a volume takes all of the class whole.
+// In the end one volume takes all of the class whole.
 func noGenerationSeesAnEarlierOne(t *testing.T, n *node, classes []string, whole string) {
 	t.Helper()
 	p := n.start()
@@ -38,8 +35,8 @@ func noGenerationSeesAnEarlierOne(t *testing.T, n *node, classes []string, whole
 		return all
 	}
 	all := fmt.Sprint(freeSpace())
-	// What is slow to make, and what only leaves something to others, is not of every
-	// generation. The space of each class comes to another generation of it all the same.
+	// Classes that are slow, or that only leave old data, skip generations. Their space still
+	// goes to another generation.
 	generations := 4
 	every := map[string]int{"raid10": 2, "raid6": 2, "discard": 2, "none": 2}
 	if soaking {

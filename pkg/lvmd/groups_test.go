@@ -70,16 +70,15 @@ func TestAGroupThatAppearsLaterAndIsNoPersistentMemoryOffersNothing(t *testing.T
 	wantCode(t, err, codes.ResourceExhausted, names.ReasonNoSpace)
 	m.fake.SetDAX("memory", true)
 	m.fake.SetDataOffset("memory", 2<<20)
-	m.fake.SetMostVolumes("memory", 0) // any change has lvmd look at the group
+	m.fake.SetMostVolumes("memory", 0) // any change makes lvmd look at the group
 	waittest.Until(t, "it is offered once it is persistent memory", func() bool {
 		c := memory()
 		return len(c.GetConditions()) == 0 && c.GetAvailableBytes() == testTotal*testExtent
 	}, func() any { return memory() })
 }
 
-// TestAMissingGroupIsAConditionUntilItAppears starts on a node on which nothing was prepared:
-// lvmd is ready, says what is missing, and makes volumes once the group is there. An optional
-// class is not offered until then.
+// On an unprepared node lvmd is ready, reports the missing group, and works once it appears.
+// Until then it does not offer an optional class.
 func TestAMissingGroupIsAConditionUntilItAppears(t *testing.T) {
 	m := newMachine(t)
 	m.config = "- {name: local, default: true, volumeGroup: nowhere}\n- {name: later, volumeGroup: nowhere, optional: true}\n"
@@ -135,8 +134,8 @@ func TestAGroupThatWasThereBeforeAndIsNotFoundAtTheStartStopsNoOther(t *testing.
 	d.checkClean()
 }
 
-// lateDisk is an LVM that, as the real one, reads nothing of a group that no scan has found. Once it
-// is armed, it calls a function after the next scan that misses the group.
+// lateDisk reads nothing of a group that no scan has found, as LVM does. Once armed, it calls a
+// function after the next scan that misses the group.
 type lateDisk struct {
 	lvm.Groups
 	group        string
@@ -161,8 +160,7 @@ func (l *lateDisk) Metadata(group string) (ondisk.Metadata, error) {
 	return l.Groups.Metadata(group)
 }
 
-// TestADiskThatComesDuringAScanIsSeen has a group's disk come when a scan has missed it, and its
-// event before the scan is taken over.
+// The disk comes after a scan missed it, and its event before lvmd applies that scan.
 func TestADiskThatComesDuringAScanIsSeen(t *testing.T) {
 	m := newMachine(t)
 	m.fake.AddGroup("other", testExtent, 4)

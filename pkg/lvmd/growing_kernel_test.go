@@ -16,8 +16,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// growing is a machine whose thin pool grows by itself, by a step of 64 MiB at a
-// time, when a tenth of it is used.
+// growing has a thin pool that grows by 64 MiB when a tenth is used.
 type growing struct{ *node }
 
 const growingStep = 64 << 20
@@ -29,7 +28,7 @@ func newGrowing(t *testing.T) growing {
 	return growing{n}
 }
 
-// size is the pool's, by LVM's own account.
+// size is the pool's size in LVM.
 func (g growing) size() int64 {
 	g.t.Helper()
 	out := strings.TrimSpace(lvmByHand(g.t, "lvs", "--noheadings", "--units", "b", "--nosuffix", "-o", "lv_size", "carve/carve-pool"))
@@ -37,7 +36,7 @@ func (g growing) size() int64 {
 	return size
 }
 
-// mapped is the size of the pool's device, by the kernel's account.
+// mapped is the size of the pool's device in the kernel.
 func (g growing) mapped() int64 {
 	g.t.Helper()
 	out := strings.Fields(byHand(g.t, "dmsetup", "table", "carve-carve--pool-tpool"))
@@ -48,10 +47,9 @@ func (g growing) mapped() int64 {
 	return sectors * 512
 }
 
-// exercise fills the pool to its threshold and has the command that extends it
-// killed, or lvmd after the command when it has fewer effects, and checks that the
-// pool grows by one step all the same, and in a soak again afterwards. It returns the
-// lvmd that runs then, and false when the command had fewer effects.
+// exercise fills the pool to its threshold and kills the command that extends it, or lvmd after
+// a command with fewer effects. The pool must still grow by one step, and when soaking once
+// more. It returns the running lvmd, and false when the command had fewer effects.
 func (g growing) exercise(p *process, at killPoint) (_ *process, killed bool) {
 	t := g.t
 	t.Helper()
@@ -62,7 +60,7 @@ func (g growing) exercise(p *process, at killPoint) (_ *process, killed bool) {
 	filled := make(chan struct{})
 	go func(p *process) {
 		defer close(filled)
-		// Writes may have to wait until the pool is resumed.
+		// Writes may wait until the pool is resumed.
 		s.create(p, create("pvc-kept", before/10, "")) // It is filled, rounded up to 4 MiB.
 	}(p)
 	if killed = g.killed(at); !killed {
@@ -96,8 +94,7 @@ func (g growing) exercise(p *process, at killPoint) (_ *process, killed bool) {
 	return p, killed
 }
 
-// metadata is the size of the pool's metadata and how many percent of it are used,
-// by LVM's own account.
+// metadata returns the metadata's size and use in percent, from LVM.
 func (g growing) metadata() (size int64, used float64) {
 	g.t.Helper()
 	out := lvmByHand(g.t, "lvs", "--noheadings", "--units", "b", "--nosuffix", "-o", "lv_metadata_size,metadata_percent", "carve/carve-pool")
@@ -107,9 +104,9 @@ func (g growing) metadata() (size int64, used float64) {
 	return size, used
 }
 
-// exerciseMetadata has a pool pass the threshold of its metadata, which lvmd gets to know
-// of when it is passed, and the command killed that extends them. It returns the lvmd
-// that runs then, and false when the command had fewer effects.
+// exerciseMetadata fills the metadata, then lowers the threshold below their use by a reload,
+// and kills the command that extends them. It returns the running lvmd, and false when the
+// command had fewer effects.
 func (g growing) exerciseMetadata(at killPoint) (p *process, killed bool) {
 	t := g.t
 	t.Helper()
@@ -122,7 +119,7 @@ func (g growing) exerciseMetadata(at killPoint) (p *process, killed bool) {
 	config("100%")
 	p = g.start()
 	all := p.available()
-	// Volumes that LVM knows nothing of, with a block each.
+	// LVM does not know of these volumes, which hold a block each.
 	for number := range 120 {
 		must.Succeed(t, devmapper.Message("carve-carve--pool", fmt.Sprintf("create_thin %d", 1000+number)))
 	}
@@ -137,8 +134,8 @@ func (g growing) exerciseMetadata(at killPoint) (p *process, killed bool) {
 		waittest.Until(t, "lvmd has ended", func() bool { return p.hasEnded(time.Millisecond) })
 		p = g.start()
 	}
-	// Where LVM was killed after its commit and before the kernel had the table, lvmd extends once
-	// more: that is what brings the kernel to LVM's size.
+	// If LVM was killed between its commit and the kernel's table, only another extension brings
+	// the kernel to LVM's size.
 	grown := func() bool {
 		size, _ := g.metadata()
 		return size == 2*before || killed && size == 4*before
@@ -175,14 +172,12 @@ func TestLVMKilledWhileAThinPoolsMetadataGrow(t *testing.T) {
 	})
 }
 
-// leastMetadataEffects and leastPoolEffects are how many effects the commands have at
-// least that extend a pool's metadata and the pool.
 const (
 	leastMetadataEffects = 10
 	leastPoolEffects     = 10
 )
 
-// removePool takes away the pool and what lvmd knows of it.
+// removePool removes the pool and lvmd's state.
 func (g growing) removePool() {
 	g.t.Helper()
 	lvmByHand(g.t, "lvremove", "--yes", "carve")
@@ -201,7 +196,7 @@ func TestLVMKilledWhileAThinPoolGrows(t *testing.T) {
 	killAtEachEffect(t, leastPoolEffects, func(lasting bool) func(killPoint) bool {
 		g.lasting = lasting
 		return func(at killPoint) (killed bool) {
-			// A pool of its own, which is small.
+			// A small pool of its own.
 			p.kill()
 			g.removePool()
 			p, killed = g.exercise(g.start(), at)

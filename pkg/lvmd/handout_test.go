@@ -17,13 +17,12 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// hasMakingTag reports whether LVM shows that a volume may never have been handed out.
+// hasMakingTag reports whether LVM marks a volume as possibly never handed out.
 func (m *machine) hasMakingTag(t *testing.T, id string) bool {
 	t.Helper()
 	return spec.MakingTag(m.tagsOf(t, id)) != ""
 }
 
-// untagged waits until LVM shows that volumes were handed out.
 func (m *machine) untagged(t *testing.T, ids ...string) {
 	t.Helper()
 	waittest.Until(t, "the tags are taken off", func() bool {
@@ -31,7 +30,7 @@ func (m *machine) untagged(t *testing.T, ids ...string) {
 	})
 }
 
-// tagsStay has no tag taken off.
+// tagsStay makes every removal of tags fail.
 func (m *machine) tagsStay() {
 	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
 		if op == lvmfake.OpUntag {
@@ -69,7 +68,7 @@ func TestKilledAfterATagIsTakenOffLater(t *testing.T) {
 	}
 }
 
-// TestAStartTakesTheTagsOffWhatIsReady, by one command.
+// One command untags them all.
 func TestAStartTakesTheTagsOffWhatIsReady(t *testing.T) {
 	m := newMachine(t)
 	m.tagsStay()
@@ -92,7 +91,7 @@ func TestAStartTakesTheTagsOffWhatIsReady(t *testing.T) {
 	d.checkClean()
 }
 
-// TestVolumesThatAreCompleteAreHandedOutTogether: a burst of creations needs few commands for that.
+// A burst of creations needs few commands.
 func TestVolumesThatAreCompleteAreHandedOutTogether(t *testing.T) {
 	const volumes = 5
 	m := newMachine(t)
@@ -150,7 +149,7 @@ func TestVolumesThatAreCompleteAreHandedOutTogether(t *testing.T) {
 	d.checkClean()
 }
 
-// TestATagThatComesBackIsTakenOffAgain: an administrator put it on, or brought older metadata back.
+// An administrator added the tag, or restored older metadata.
 func TestATagThatComesBackIsTakenOffAgain(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)

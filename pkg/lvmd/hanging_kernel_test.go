@@ -27,8 +27,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// slowlyFormatted has lvmd make file systems of xfs with a program that waits before it begins: formatting is
-// there then, and it goes on when goOn is.
+// slowlyFormatted wraps mkfs.xfs: it creates the file formatting, and begins once goOn exists.
 func (n *node) slowlyFormatted() (formatting, goOn string) {
 	n.t.Helper()
 	n.programs = filepath.Join(n.dir, "programs")
@@ -39,7 +38,7 @@ func (n *node) slowlyFormatted() (formatting, goOn string) {
 	return formatting, goOn
 }
 
-// killedAndThere counts the processes of a program that were killed and are not gone.
+// killedAndThere counts a program's processes with a pending SIGKILL.
 func killedAndThere(t *testing.T, program string) (n int) {
 	t.Helper()
 	for _, file := range must.Get(filepath.Glob("/proc/[0-9]*/status"))(t) {
@@ -57,8 +56,7 @@ func killedAndThere(t *testing.T, program string) (n int) {
 	return n
 }
 
-// TestAnMkfsThatHangsInTheKernelHoldsUpNoOtherGroup has the disk of one group stop answering while a file system
-// is made there, on a volume that is encrypted.
+// One group's disk stops answering during an encrypted volume's mkfs.
 func TestAnMkfsThatHangsInTheKernelHoldsUpNoOtherGroup(t *testing.T) {
 	disk := newFaulty(t, "/dev/vdc")
 	n := newNode(t)
@@ -86,7 +84,7 @@ func TestAnMkfsThatHangsInTheKernelHoldsUpNoOtherGroup(t *testing.T) {
 	if err := <-created; status.Code(err) != codes.Canceled {
 		t.Errorf("the creation that was given up: %v", err)
 	}
-	// A creation that no caller waits for goes on for a minute.
+	// A creation without callers continues for a minute.
 	waittest.Until(t, "mkfs is killed and counts as stuck", func() bool { return killedAndThere(t, "mkfs.xfs") == 1 && metrics()["stuck"] > 0 })
 	p.delete(p.create(create("pvc-later", 8<<20, "ext4")).GetId())
 
@@ -102,7 +100,7 @@ func TestAnMkfsThatHangsInTheKernelHoldsUpNoOtherGroup(t *testing.T) {
 	})
 }
 
-// TestCopiesThatHangInTheKernelHoldUpNoOtherInTheirGroup has as many sources as are copied at once stop answering.
+// As many sources as are copied at once stop answering.
 func TestCopiesThatHangInTheKernelHoldUpNoOtherInTheirGroup(t *testing.T) {
 	n := newNode(t)
 	p := n.start()
@@ -151,7 +149,6 @@ func TestCopiesThatHangInTheKernelHoldUpNoOtherInTheirGroup(t *testing.T) {
 	waittest.Until(t, "all space is back", func() bool { return p.available() == all && len(n.leftovers()) == 0 })
 }
 
-// reasonOf is the reason that lvmd gives for an error.
 func reasonOf(err error) string {
 	for _, d := range status.Convert(err).Details() {
 		if info, ok := d.(*errdetails.ErrorInfo); ok {
@@ -161,9 +158,9 @@ func reasonOf(err error) string {
 	return ""
 }
 
-// TestACommandThatHangsInAThinPoolHoldsUpItsGroupAlone has a thin pool's metadata stop answering, and no disk. The
-// command that was killed keeps LVM's lock of the group until it is gone, so that LVM changes nothing there, in no
-// class: that is refused. Another group goes on.
+// Only the metadata of a thin pool stops answering. The killed command keeps LVM's lock of the
+// group until it is gone, so LVM can change nothing there and requests in any class of the
+// group fail. Another group continues.
 func TestACommandThatHangsInAThinPoolHoldsUpItsGroupAlone(t *testing.T) {
 	n := newNode(t)
 	n.otherGroup(t, "/dev/vdc")
@@ -223,8 +220,8 @@ func TestACommandThatHangsInAThinPoolHoldsUpItsGroupAlone(t *testing.T) {
 	})
 }
 
-// TestACommandThatIsKilledAndGoneHoldsUpNoOtherInItsGroup has another program keep LVM's lock of the group beyond the
-// deadline of one command, of either class.
+// Another program holds LVM's lock of the group beyond the deadline of one command in each
+// class.
 func TestACommandThatIsKilledAndGoneHoldsUpNoOtherInItsGroup(t *testing.T) {
 	n := newNode(t)
 	n.debug = true

@@ -40,9 +40,9 @@ const (
 	testTotal  = int64(64)
 )
 
-// machine is what outlives an lvmd: disks and a state directory.
+// machine outlives its lvmd: disks and a state directory.
 type machine struct {
-	// crashed is set once a daemon of it was killed.
+	// crashed is set once a daemon was killed.
 	crashed atomic.Bool
 	fake    *lvmfake.Groups
 	state   string
@@ -50,7 +50,7 @@ type machine struct {
 
 	mu        sync.Mutex
 	formatted map[string]filesystem.FormatOptions // by device path
-	// formatHook runs in place of nothing before a format is noted.
+	// formatHook, if not nil, runs before a format is recorded.
 	formatHook func(ctx context.Context, device string) error
 }
 
@@ -60,8 +60,7 @@ const oneClass = `
   volumeGroup: carve
 `
 
-// stateDir is in memory where there is such a place: what these tests do to a
-// journal would have a disk flush thousands of times.
+// stateDir is in memory if possible: these tests would flush a disk thousands of times.
 func stateDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "carve-lvmd-")
@@ -108,7 +107,6 @@ func (m *machine) setUUID(device string, t filesystem.Type, uuid string) error {
 	return nil
 }
 
-// daemon is one run of an lvmd on a machine.
 type daemon struct {
 	*Service
 	t       *testing.T
@@ -118,14 +116,14 @@ type daemon struct {
 	socket  net.Listener
 	conn    *grpc.ClientConn
 	client  lvmdv1.LVMDClient
-	// controller calls over uplink, to uplinks, as the controller does.
+	// uplink is the controller's transport.
 	uplinks    *grpc.Server
 	uplink     *grpc.ClientConn
 	controller lvmdv1.LVMDClient
 	end        *atEnd
 }
 
-// start brings up an lvmd, which is stopped at the end of the test.
+// start stops the daemon at the end of the test.
 func (m *machine) start(t *testing.T, adjust ...func(*daemon, *Options)) *daemon {
 	t.Helper()
 	d, err := m.tryStart(t, adjust...)
@@ -151,14 +149,14 @@ func (m *machine) tryStart(t *testing.T, adjust ...func(*daemon, *Options)) (*da
 		Inspect: func(string, string) (luks.State, error) { return luks.Blank, nil },
 		Log:     slog.New(slog.DiscardHandler), PollInterval: 5 * time.Millisecond, crashPoint: d.gate.pass,
 		entered: d.entered, defect: func(message string, args ...any) { t.Errorf("%s: %v", message, args) },
-		wipeCheckpoint: reclaim.WipeChunk, copyCheckpoint: copyChunk, // The disks are small, and progress is to be journaled.
+		wipeCheckpoint: reclaim.WipeChunk, copyCheckpoint: copyChunk, // The disks are small, and progress must be journaled.
 	}
 	for _, a := range adjust {
 		a(d, &o)
 	}
 	err = errCrashed
 	started := make(chan struct{})
-	go func() { // It may crash in here already.
+	go func() { // It may crash here already.
 		defer close(started)
 		d.Service, err = New(t.Context(), o)
 	}()
@@ -193,8 +191,8 @@ func (m *machine) tryStart(t *testing.T, adjust ...func(*daemon, *Options)) (*da
 	return d, nil
 }
 
-// atEnd stops a daemon at the end of its test. It does not keep one that has ended: some tests
-// start thousands, and all of their memory would be scanned again and again.
+// atEnd stops a daemon at the end of its test, but keeps no reference to one that has ended:
+// some tests start thousands, whose memory would burden the garbage collector.
 type atEnd struct{ daemon *daemon }
 
 func (e *atEnd) stop() {
@@ -213,14 +211,13 @@ func (d *daemon) stop() {
 	if err := StopServers(d.Service, d.server, d.uplinks); err != nil {
 		d.t.Errorf("stop: %v", err)
 	}
-	d.socket.Close() // The server never saw it if it ended before it served.
+	d.socket.Close() // A server that ended before it served did not close it.
 }
 
-// ended reports whether the daemon was stopped or killed.
 func (d *daemon) ended() bool { return d.end.daemon == nil }
 
-// entered notes a change of a volume's state, if it happens in a crash case: in a daemon that
-// is to crash somewhere, or that starts after one that did.
+// entered records a state change in a crash case: in a daemon that is to crash, or that starts
+// after a crash.
 func (d *daemon) entered(from, to inventory.State) {
 	d.gate.mu.Lock()
 	defer d.gate.mu.Unlock()
@@ -229,7 +226,7 @@ func (d *daemon) entered(from, to inventory.State) {
 	}
 }
 
-// kill ends the daemon as SIGKILL does: nothing it still tries has an effect.
+// kill acts like SIGKILL: nothing the daemon still tries has an effect.
 func (d *daemon) kill() {
 	d.end.daemon = nil
 	d.machine.crashed.Store(true)
@@ -281,7 +278,7 @@ func (d *daemon) list() []*lvmdv1.Volume {
 	return resp.GetVolumes()
 }
 
-// state is what a new watcher gets.
+// state returns a new watcher's first message.
 func (d *daemon) state() *lvmdv1.WatchResponse {
 	d.t.Helper()
 	ctx, cancel := context.WithCancel(d.t.Context())
@@ -292,8 +289,8 @@ func (d *daemon) state() *lvmdv1.WatchResponse {
 	return r
 }
 
-// checkConditions fails the test where a condition has the UUID of a physical volume: conditions are published, and
-// with the UUID a disk of the group can be forged.
+// checkConditions fails the test if a condition shows the UUID of a physical volume: conditions
+// are published, and the UUID allows forging a disk of the group.
 func (d *daemon) checkConditions(r *lvmdv1.WatchResponse) {
 	d.t.Helper()
 	var all []*lvmdv1.Condition
@@ -310,13 +307,12 @@ func (d *daemon) checkConditions(r *lvmdv1.WatchResponse) {
 	}
 }
 
-// available is the first class' free space in extents.
+// available returns the first class's free space in extents.
 func (d *daemon) available() int64 {
 	d.t.Helper()
 	return d.state().GetClasses()[0].GetAvailableBytes() / testExtent
 }
 
-// refusesSize reports whether an error says that there is no space for an expansion, now or ever.
 func refusesSize(err error) bool {
 	return status.Code(err) == codes.ResourceExhausted || status.Code(err) == codes.OutOfRange
 }
@@ -335,8 +331,7 @@ func wantCode(t *testing.T, err error, code codes.Code, reason string) {
 	}
 }
 
-// checkClean waits until nothing is left of any volume: not in LVM, not in the
-// journal, not on the disk.
+// checkClean waits until LVM, the journal and the disk hold nothing of any volume.
 func (d *daemon) checkClean() {
 	d.t.Helper()
 	waittest.Until(d.t, "all space is back", func() bool { return d.available() == testTotal })
@@ -346,7 +341,7 @@ func (d *daemon) checkClean() {
 		return err == nil && len(records) == 0
 	})
 	must.Succeed(d.t, d.machine.fake.Create(d.t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "inspect", Extents: testTotal}))
-	// What an encrypted volume leaves on the disk says nothing without its key.
+	// Without its key, an encrypted volume's remains are noise.
 	if n, pattern, _ := d.machine.fake.Traces(testGroup, "inspect"); n > d.machine.fake.Noise(testGroup, "inspect") {
 		d.t.Errorf("%d blocks still show what an earlier volume held, such as %#x", n, pattern)
 	}
@@ -354,7 +349,7 @@ func (d *daemon) checkClean() {
 	waittest.Until(d.t, "all space is back again", func() bool { return d.available() == testTotal })
 }
 
-// checkModel compares the model with a fresh scan, once nothing is under way.
+// checkModel compares the inventory with a fresh scan once lvmd is idle.
 func (d *daemon) checkModel() {
 	d.t.Helper()
 	var why string

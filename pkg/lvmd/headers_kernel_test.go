@@ -21,7 +21,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// overwriteAt writes a pattern to a part of a device, durably.
+// overwriteAt is durable when it returns.
 func overwriteAt(t *testing.T, device string, pattern byte, off, length int64) {
 	t.Helper()
 	f := must.Get(os.OpenFile(device, os.O_WRONLY, 0))(t)
@@ -29,7 +29,7 @@ func overwriteAt(t *testing.T, device string, pattern byte, off, length int64) {
 	must.Succeed(t, errors.Join(f.Sync(), f.Close()))
 }
 
-// forgetMaking gives an lvmd that has ended the journal from when it was making all of its volumes.
+// forgetMaking rolls the journal of an ended lvmd back to the creation of its volumes.
 func (n *node) forgetMaking(t *testing.T) {
 	t.Helper()
 	n.rollBack(t, spec.Creating)
@@ -42,8 +42,8 @@ func (n *node) forgetMaking(t *testing.T) {
 	}
 }
 
-// TestRealVolumesThatLostTheirHeaderAreKeptWhateverTheJournalSays has volumes that a Pod had, whose
-// header was overwritten, and a journal that does not know that they were handed out.
+// The volumes belonged to a Pod and their headers were overwritten; the journal does not show
+// that they were handed out.
 func TestRealVolumesThatLostTheirHeaderAreKeptWhateverTheJournalSays(t *testing.T) {
 	const size, pattern, damage = 16 << 20, 0x5a, 0x77
 	n := newNode(t)
@@ -52,7 +52,7 @@ func TestRealVolumesThatLostTheirHeaderAreKeptWhateverTheJournalSays(t *testing.
 	crypt := luks.New("cryptsetup", luks.Cost{MemoryKiB: 32, Rounds: 4})
 	var volumes []*lvmdv1.Volume
 	requests := map[string]*lvmdv1.CreateVolumeRequest{}
-	headers := map[string]byte{} // what is there instead, by id
+	headers := map[string]byte{} // pattern in place of the header, by id
 	for name, header := range map[string]byte{"pvc-zeroed": 0, "pvc-damaged": damage} {
 		for suffix, fs := range map[string]string{"": "", "-ext4": "ext4"} {
 			r := create(name+suffix, size, fs)
@@ -78,7 +78,7 @@ func TestRealVolumesThatLostTheirHeaderAreKeptWhateverTheJournalSays(t *testing.
 			}
 			again, err := p.client.CreateVolume(t.Context(), requests[id])
 			if headers[id] == 0 {
-				// The node plugin refuses to format what is known to have been encrypted.
+				// The node plugin refuses to format a volume that was encrypted.
 				if err != nil || again.GetVolume().GetId() != id || !again.GetVolume().GetEncrypted() {
 					t.Errorf("%s: the same request for %s: %v, error %v", when, was.GetName(), again, err)
 				}

@@ -19,9 +19,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// newLargeNode makes a volume group of two disks whose metadata has space for
-// thousands of volumes. At the end all that the group holds is taken away at
-// once, which volume by volume would take very long.
+// newLargeNode makes a group of two disks with metadata space for thousands of volumes. The
+// test's end removes everything at once, as removing volumes one by one would take too long.
 func newLargeNode(t testing.TB) *node {
 	t.Helper()
 	devices := []string{"/dev/vdb", "/dev/vdc"}
@@ -37,7 +36,6 @@ func newLargeNode(t testing.TB) *node {
 	return n
 }
 
-// backup writes the group's metadata into a file.
 func (n *node) backup(name string) (file string) {
 	n.t.Helper()
 	file = filepath.Join(n.dir, name+".vg")
@@ -45,9 +43,8 @@ func (n *node) backup(name string) (file string) {
 	return file
 }
 
-// hold has the empty group hold so many volumes of one extent. lvmd makes the
-// first of them; the others are copies of it in LVM's metadata, written at
-// once, which lvmd adopts by their tags when it starts.
+// hold fills the empty group with volumes of one extent. lvmd creates the first; the others are
+// copies of it in LVM's metadata, written at once, which a starting lvmd adopts by their tags.
 func (n *node) hold(volumes int) {
 	n.t.Helper()
 	if volumes == 0 {
@@ -77,8 +74,8 @@ var (
 	extentsLine = regexp.MustCompile(`\n\t\t\tpe_count = ([0-9]+)`)
 )
 
-// multiply makes many volumes of the only one in a group's metadata, side by
-// side on the group's two devices.
+// multiply copies the only volume in a group's metadata, side by side on the group's two
+// devices.
 func multiply(text, id string, volumes int) (string, error) {
 	counts := extentsLine.FindAllStringSubmatch(text, -1)
 	from := strings.Index(text, "\t\t"+id+" {\n")
@@ -95,7 +92,7 @@ func multiply(text, id string, volumes int) (string, error) {
 	for i := range volumes {
 		one := text[from:to]
 		if i > 0 {
-			// Names of ours are in base 32, which has no 0 and no 1.
+			// Names of ours are in base 32, which lacks 0 and 1.
 			name := id[:len(id)-10] + strings.NewReplacer("0", "a", "1", "b", "8", "c", "9", "d").Replace(fmt.Sprintf("%010d", i))
 			one = strings.ReplaceAll(one, id, name)
 			one = strings.ReplaceAll(one, "held-0", fmt.Sprintf("held-%d", i))
@@ -108,9 +105,9 @@ func multiply(text, id string, volumes int) (string, error) {
 	return text[:from] + all.String() + text[to:], nil
 }
 
-// startMeasured starts an lvmd that also serves its metrics; metrics are the
-// number and the seconds of LVM commands, as in "lvcreate count", and those for a
-// device class, as in "lvcreate count fast"; "stuck" is what waits in the kernel.
+// startMeasured starts an lvmd that serves metrics. The keys of metrics are like "lvcreate
+// count" and "lvcreate seconds", or "lvcreate count fast" for a device class; "stuck" counts
+// operations that wait in the kernel.
 func (n *node) startMeasured() (p *process, metrics func() map[string]float64) {
 	n.t.Helper()
 	const address, token = "127.0.0.1:9808", "let-me-read"
@@ -120,7 +117,7 @@ func (n *node) startMeasured() (p *process, metrics func() map[string]float64) {
 	cmd.Args = append(cmd.Args, "--ops-listen="+address, "--metrics-token-file="+tokenFile)
 	p = n.launch(cmd)
 	client := &http.Client{Transport: &http.Transport{
-		// It signs its own certificate.
+		// Its certificate is self-signed.
 		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // on this machine's loopback
 	}}
 	n.t.Cleanup(client.CloseIdleConnections)

@@ -12,13 +12,13 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// only has LVM see one device.
+// only limits LVM to one device.
 func only(device string) string {
 	return strings.Replace(handConfig, "devices {", `devices { global_filter=["a|^`+device+`$|","r|.*|"]`, 1)
 }
 
-// foreignGroup makes another group of the name on a disk, and returns its UUID and what takes
-// it away.
+// foreignGroup creates another group of the same name on a disk, and returns its UUID and a
+// function that removes it.
 func (n *node) foreignGroup(device string) (uuid string, away func()) {
 	n.t.Helper()
 	alone := only(device)
@@ -35,13 +35,11 @@ func (n *node) foreignGroup(device string) (uuid string, away func()) {
 	return strings.TrimSpace(byHand(n.t, "lvm", "vgs", "--config", alone, "--noheadings", "-o", "vg_uuid", n.group)), away
 }
 
-// uuidOn is the UUID of the group on a disk.
 func (n *node) uuidOn(device string) string {
 	n.t.Helper()
 	return strings.TrimSpace(byHand(n.t, "lvm", "vgs", "--config", only(device), "--noheadings", "-o", "vg_uuid", n.group))
 }
 
-// seqnoOn is how often the group on a disk was changed.
 func (n *node) seqnoOn(device string) string {
 	n.t.Helper()
 	return strings.TrimSpace(byHand(n.t, "lvm", "vgs", "--config", only(device), "--noheadings", "-o", "vg_seqno", n.group))
@@ -56,9 +54,9 @@ func TestAnotherGroupOfTheNameOnTheRealLVM(t *testing.T) {
 	free := p.classNamed("local").GetAvailableBytes()
 	p.kill()
 
-	// LVM makes no group while there are devices of one of its name.
+	// LVM refuses to create a group while devices of its name exist.
 	byHand(t, "lvm", "vgchange", "--config", only("/dev/vdb"), "--activate", "n", n.group)
-	// Beside the node's own, the other group is ignored.
+	// While the node's group is present, lvmd ignores the other.
 	theirs, away := n.foreignGroup("/dev/vdc")
 	seqno := n.seqnoOn("/dev/vdc")
 	p = n.start()
@@ -70,7 +68,7 @@ func TestAnotherGroupOfTheNameOnTheRealLVM(t *testing.T) {
 	waittest.Until(t, "it is removed", func() bool { return p.classNamed("local").GetAvailableBytes() == free })
 	p.kill()
 
-	// Without it, the other one is refused, and nothing is forgotten.
+	// Without it, lvmd rejects the other and forgets nothing.
 	byHand(t, "lvm", "vgrename", "--config", only("/dev/vdb"), ours, "hidden")
 	p = n.start()
 	conditions := p.classNamed("local").GetConditions()
@@ -102,7 +100,7 @@ func TestGroupsOnRealDevicesThatAreNotAllowedAreNotSeen(t *testing.T) {
 	n := newNode(t)
 	theirs, away := n.foreignGroup("/dev/vdc")
 	ours := n.uuidOn("/dev/vdb")
-	// Of two groups of one name none is taken, unless one cannot be seen.
+	// lvmd takes neither of two groups with one name, unless only one is visible.
 	classes := n.config
 	for _, devices := range []string{"{deny: [{path: /dev/vdc}]}", "{allow: [{path: '/dev/vd[ab]'}]}"} {
 		n.config = classes + "devices: " + devices + "\n"
@@ -134,7 +132,6 @@ func TestOfTwoUnknownGroupsNoneIsTaken(t *testing.T) {
 	if len(conditions) != 1 || !strings.Contains(conditions[0].GetMessage(), ours) || !strings.Contains(conditions[0].GetMessage(), theirs) {
 		t.Errorf("the class' conditions are %v, want one with %s and %s", conditions, ours, theirs)
 	}
-	// An administrator says which it is.
 	must.Succeed(t, os.WriteFile(filepath.Join(n.dir, "state", "accept-volume-group-"+ours), nil, 0o600))
 	waittest.Until(t, "it is used", func() bool {
 		c := p.classNamed("local")

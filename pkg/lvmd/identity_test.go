@@ -18,23 +18,21 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// otherUUID is what the group of the fake is not made with.
+// otherUUID differs from the fake group's UUID.
 const otherUUID = "fake-another"
 
-// swap takes the group's disks away and brings another group of the name.
+// swap replaces the group's disks by another group of the same name.
 func (m *machine) swap() {
 	m.fake.PlugGroup(testGroup, false)
 	m.fake.AddGroup(testGroup, testExtent, testTotal)
 	m.fake.SetGroupUUID(testGroup, otherUUID)
 }
 
-// swapBack takes the other group away and brings the first.
 func (m *machine) swapBack() {
 	m.fake.RemoveGroup(testGroup)
 	m.fake.PlugGroup(testGroup, true)
 }
 
-// classCondition is the first condition of the class, or nothing.
 func (d *daemon) classCondition() (kind, message string) {
 	d.t.Helper()
 	for _, c := range d.state().GetClasses()[0].GetConditions() {
@@ -43,8 +41,8 @@ func (d *daemon) classCondition() (kind, message string) {
 	return "", ""
 }
 
-// checkRefused waits until the other group is refused, and checks that nothing of the
-// first is forgotten and nothing is made in the other.
+// checkRefused waits until lvmd rejects the other group, and checks that it keeps the first
+// one's volumes and creates nothing in the other.
 func (d *daemon) checkRefused(id string) {
 	d.t.Helper()
 	waittest.Until(d.t, "the other group is refused", func() bool {
@@ -72,7 +70,7 @@ func TestAnotherGroupOfTheNameIsRefusedAndTheFirstComesBack(t *testing.T) {
 	m.swap()
 	d.checkRefused(id)
 	d.stop()
-	// The journal knows which group it was.
+	// The journal records the group's UUID.
 	d = m.start(t, probeNow)
 	d.checkRefused(id)
 	m.swapBack()
@@ -85,7 +83,7 @@ func TestAnotherGroupOfTheNameIsRefusedAndTheFirstComesBack(t *testing.T) {
 	}
 }
 
-// TestVolumesThatAreAllGoneAtOnceAreKept has them vanish while lvmd runs, and starts it again.
+// The volumes vanish while lvmd runs; then it restarts.
 func TestVolumesThatAreAllGoneAtOnceAreKept(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t, probeNow)
@@ -133,7 +131,7 @@ func TestAnAdministratorAcceptsAnotherGroup(t *testing.T) {
 	})
 	d.create(request("w", 1))
 	d.stop()
-	// The first one is the other one now.
+	// The first group returns, and is the other one now.
 	m.fake.RemoveGroup(testGroup)
 	m.fake.PlugGroup(testGroup, true)
 	d = m.start(t)
@@ -197,7 +195,7 @@ func TestAnotherGroupIsTakenAtAStartWhereNoVolumeIsLost(t *testing.T) {
 	}
 }
 
-// TestAnotherGroupIsNotTakenWhileLvmdRuns has the disks of an empty group away for a moment.
+// The disks of an empty group are away for a moment.
 func TestAnotherGroupIsNotTakenWhileLvmdRuns(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t, probeNow)
@@ -217,7 +215,7 @@ func TestAnotherGroupIsNotTakenWhileLvmdRuns(t *testing.T) {
 	d.create(request("v", 1))
 }
 
-// TestAVolumeThatIsBeingDeletedIsNotLost has another group beside what is left of a deleted volume.
+// Another group appears beside the remains of a deleted volume.
 func TestAVolumeThatIsBeingDeletedIsNotLost(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)

@@ -11,7 +11,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestWhatAUserWritesThatLooksLikeTheGroupIsACondition names the device that shows the group's UUID.
+// The condition names the device that shows the group's UUID.
 func TestWhatAUserWritesThatLooksLikeTheGroupIsACondition(t *testing.T) {
 	m := newMachine(t)
 	m.fake.AddDisk(blockdev.Device{Name: "loop6", Size: diskSize, UserData: "it lies on the logical volume carve-other"})

@@ -14,7 +14,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// The inline volumes of a class have half of it at most, and a claim gets a volume beside them. The pool leaves too little for raid6.
+// A claim still gets a volume when inline volumes have reached half. The pool leaves too little
+// for raid6.
 func TestInlineVolumesHaveHalfOfAClass(t *testing.T) {
 	n := newNode(t, spares(t, 108, 100, 112, 120, 104)...)
 	n.config = layoutClasses() + "- {name: thin, volumeGroup: carve, type: thin, thin: {pool: carve-pool, size: 48Mi, overprovisioning: 1}}\n"

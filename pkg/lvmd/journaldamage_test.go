@@ -49,8 +49,8 @@ func TestAnAbsentOrEmptyJournalIsRebuiltWithAWarning(t *testing.T) {
 
 func TestADeletionGoesOnWithoutTheJournalOnceItsVolumeIsMarked(t *testing.T) {
 	for name, c := range map[string]struct {
-		// at is the place at which lvmd crashes, and back is true when the volume is not
-		// marked there, and comes back as it was.
+		// at is lvmd's crash point; back means that the volume is unmarked there and returns
+		// unchanged.
 		at   string
 		back bool
 	}{
@@ -76,7 +76,7 @@ func TestADeletionGoesOnWithoutTheJournalOnceItsVolumeIsMarked(t *testing.T) {
 			if c.back {
 				d.delete(v.GetId())
 			}
-			// Its name is free, whatever becomes of it.
+			// Its name is free in any case.
 			if again := d.create(fsRequest("pvc-1", 8, "")); again.GetId() == v.GetId() {
 				t.Error("a volume that was deleted is handed out again")
 			} else {
@@ -87,7 +87,7 @@ func TestADeletionGoesOnWithoutTheJournalOnceItsVolumeIsMarked(t *testing.T) {
 	}
 }
 
-// TestNothingIsWipedThatIsNotMarked has LVM refuse marks for a while, and answer then.
+// LVM refuses marks for a while.
 func TestNothingIsWipedThatIsNotMarked(t *testing.T) {
 	const attempts = 5
 	m := newMachine(t)
@@ -118,7 +118,7 @@ func TestNothingIsWipedThatIsNotMarked(t *testing.T) {
 	d.checkClean()
 }
 
-// TestADeletedVolumeIsMarkedWhenTheMetadataIsFull has space for one mark at a time.
+// The metadata have space for one mark at a time.
 func TestADeletedVolumeIsMarkedWhenTheMetadataIsFull(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)
@@ -128,7 +128,7 @@ func TestADeletedVolumeIsMarkedWhenTheMetadataIsFull(t *testing.T) {
 	}
 	m.fake.SetMetadataLimit(testGroup, must.Get(m.fake.Metadata(testGroup))(t).Size+60)
 	crashed := d.gate.crashNext("delete: chunk wiped")
-	// All of them wait for the slot.
+	// Let all of them wait for the slot.
 	done := must.Get(d.groups.Acquire(t.Context(), d.groups.Named(testGroup)))(t)
 	for _, id := range ids {
 		d.delete(id)
@@ -148,8 +148,7 @@ func TestADeletedVolumeIsMarkedWhenTheMetadataIsFull(t *testing.T) {
 	waittest.Until(t, "all are removed", func() bool { return len(d.inventory.Inspect()) == 0 }, func() any { return d.inventory.Inspect() })
 }
 
-// TestADeletionGoesOnOnceTheMetadataHaveSpaceForItsMark has no space for any mark, until an
-// administrator removes a volume of their own.
+// No mark fits until an administrator removes a volume.
 func TestADeletionGoesOnOnceTheMetadataHaveSpaceForItsMark(t *testing.T) {
 	m := newMachine(t)
 	tried := make(chan struct{}, 1)
@@ -180,9 +179,8 @@ func TestADeletionGoesOnOnceTheMetadataHaveSpaceForItsMark(t *testing.T) {
 	waittest.Until(t, "it is removed", func() bool { return len(m.volumeNames(t)) == 0 }, func() any { return d.inventory.Inspect() })
 }
 
-// TestAZeroedPageOfTheJournalIsNoticedWhereverItIs zeroes each page in turn, as a
-// disk does that loses a write, and holds what the next lvmd says against what
-// was there.
+// Each page in turn is zeroed, as by a disk that lost a write. The next lvmd must report all
+// volumes, if necessary from a rebuilt journal.
 func TestAZeroedPageOfTheJournalIsNoticedWhereverItIs(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)
@@ -211,7 +209,7 @@ func TestAZeroedPageOfTheJournalIsNoticedWhereverItIs(t *testing.T) {
 		if fmt.Sprint(found) != fmt.Sprint(volumes) {
 			t.Errorf("without page %d there are %d volumes: %v", at/page, len(found), found)
 		}
-		// It can be written, too.
+		// The journal is writable, too.
 		free := d.available()
 		d.delete(d.create(request("pvc-more", 1)).GetId())
 		waittest.Until(t, "the volume is gone", func() bool { return d.available() == free })

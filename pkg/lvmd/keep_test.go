@@ -24,14 +24,12 @@ func provisional(r *lvmdv1.CreateVolumeRequest) *lvmdv1.CreateVolumeRequest {
 	return r
 }
 
-// isProvisional is what lvmd reports of a volume.
 func (d *daemon) isProvisional(name string) bool {
 	d.t.Helper()
 	return must.Get(d.client.GetVolume(d.t.Context(), &lvmdv1.GetVolumeRequest{Name: name}))(d.t).GetVolume().GetProvisional()
 }
 
-// TestAVolumeIsProvisionalUntilAPersistentVolumeNamesIt restarts lvmd before and after that is noted, and in the end
-// without a journal.
+// lvmd restarts before and after that is recorded, and finally without a journal.
 func TestAVolumeIsProvisionalUntilAPersistentVolumeNamesIt(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)
@@ -73,7 +71,7 @@ func TestAVolumeIsProvisionalUntilAPersistentVolumeNamesIt(t *testing.T) {
 	m.unmarked(t, again.GetId())
 }
 
-// unmarked waits until LVM shows that volumes were handed out, and are not provisional.
+// unmarked waits until LVM no longer marks the volumes as possibly unused or provisional.
 func (m *machine) unmarked(t *testing.T, ids ...string) {
 	t.Helper()
 	m.untagged(t, ids...)
@@ -82,20 +80,18 @@ func (m *machine) unmarked(t *testing.T, ids ...string) {
 	})
 }
 
-// keep has a volume kept.
 func (d *daemon) keep(id string) {
 	d.t.Helper()
 	must.Get(d.client.KeepVolume(d.t.Context(), &lvmdv1.KeepVolumeRequest{Id: id}))(d.t)
 }
 
-// deleteProvisional deletes a volume if it is provisional.
 func (d *daemon) deleteProvisional(id string) error {
 	_, err := d.client.DeleteVolume(d.t.Context(), &lvmdv1.DeleteVolumeRequest{Id: id, OnlyProvisional: true})
 	return err
 }
 
-// TestAVolumeIsProvisionalOnlyIfItsTagSaysSo rolls the journal back to when it had a volume as provisional:
-// before LVM made the volume, and after that was acknowledged. The volume was kept since, or was not.
+// The journal is rolled back to a provisional record, from before LVM created the volume or
+// after the acknowledgement. Some of the volumes were kept since.
 func TestAVolumeIsProvisionalOnlyIfItsTagSaysSo(t *testing.T) {
 	thin := func(t *testing.T) *machine { return thinMachine(t, "size: 80Mi, overprovisioning: 9") }
 	plain := func(r *lvmdv1.CreateVolumeRequest) func(*daemon) *lvmdv1.Volume {
@@ -166,8 +162,8 @@ func TestAVolumeIsProvisionalOnlyIfItsTagSaysSo(t *testing.T) {
 	}
 }
 
-// TestAKeptVolumeWhoseTagIsStillOnIsNotProvisional ends lvmd before it could take the tag off. Only where the
-// journal is rolled back, too, the volume is provisional again, until it is kept once more.
+// lvmd ends before it removes the tag. Only if the journal is rolled back, too, is the volume
+// provisional again, until it is kept once more.
 func TestAKeptVolumeWhoseTagIsStillOnIsNotProvisional(t *testing.T) {
 	for _, rolledBack := range []bool{false, true} {
 		t.Run(fmt.Sprintf("the journal is rolled back: %t", rolledBack), func(t *testing.T) {
@@ -195,8 +191,7 @@ func TestAKeptVolumeWhoseTagIsStillOnIsNotProvisional(t *testing.T) {
 	}
 }
 
-// TestAVolumeWhoseGroupWasNotSeenIsNotDeletedAsProvisional has the journal say that the volume is provisional
-// while LVM cannot be asked.
+// The journal shows the volume as provisional while LVM does not answer.
 func TestAVolumeWhoseGroupWasNotSeenIsNotDeletedAsProvisional(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)
@@ -211,13 +206,13 @@ func TestAVolumeWhoseGroupWasNotSeenIsNotDeletedAsProvisional(t *testing.T) {
 	d.checkClean()
 }
 
-// TestThatAVolumeIsKeptCostsNoCommandBeforeAnAnswer has no tags taken off after the creations until all volumes are
-// kept. The tags of a file system are then taken off together.
+// After the creations, no tags are removed until all volumes are kept. Then one command removes
+// those of the file systems.
 func TestThatAVolumeIsKeptCostsNoCommandBeforeAnAnswer(t *testing.T) {
 	const volumes = 5
 	for name, test := range map[string]struct {
 		request func(name string) *lvmdv1.CreateVolumeRequest
-		// untags is by how many commands the creations take tags off before their answers.
+		// untags is the number of commands that remove tags before creations are answered.
 		untags int
 	}{
 		"file systems": {func(name string) *lvmdv1.CreateVolumeRequest { return fsRequest(name, 4, "ext4") }, 0},

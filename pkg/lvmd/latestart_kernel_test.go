@@ -19,7 +19,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// locked locks a volume group as a command does that waits for a disk, or for an administrator's answer.
+// locked holds LVM's lock of a group, as a command does that waits for a disk or an
+// administrator's answer.
 func locked(t *testing.T, group string) (unlock func()) {
 	t.Helper()
 	held := must.Get(os.OpenFile(filepath.Join(lvm.LockDir, "V_"+group), os.O_CREATE|os.O_RDWR, 0o600))(t)
@@ -28,8 +29,8 @@ func locked(t *testing.T, group string) (unlock func()) {
 	return func() { must.Succeed(t, unix.Flock(int(held.Fd()), unix.LOCK_UN)) }
 }
 
-// TestACommandThatKeepsAGroupsLockHoldsUpNoOtherGroup starts lvmd while another command has a volume group: one
-// of lvmd's, and then one that lvmd has nothing to do with.
+// Another command locks one of lvmd's groups at the start, and then a group that lvmd does not
+// use.
 func TestACommandThatKeepsAGroupsLockHoldsUpNoOtherGroup(t *testing.T) {
 	n := newNode(t)
 	lvmByHand(t, "vgcreate", "--yes", "other", "/dev/vdc")
@@ -46,7 +47,7 @@ func TestACommandThatKeepsAGroupsLockHoldsUpNoOtherGroup(t *testing.T) {
 
 	unlock := locked(t, "other")
 	p = n.launchUntil(n.command(), func(p *process) bool {
-		// The health service waits for all groups.
+		// The health service would wait for all groups.
 		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 		defer cancel()
 		_, err := p.client.ListClasses(ctx, &lvmdv1.ListClassesRequest{})

@@ -16,7 +16,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// lateLVM fails as it says where the group second is looked at, once so many scans are done.
+// lateLVM fails for the group second after the given number of scans.
 type lateLVM struct {
 	lvm.Groups
 	failed *lvm.CommandError
@@ -31,8 +31,8 @@ func (l *lateLVM) Scan(ctx context.Context, groups []string) ([]lvm.Group, error
 	return l.Groups.Scan(ctx, groups)
 }
 
-// TestAGroupThatDoesNotAnswerAtTheStartHoldsUpNoOther starts lvmd while LVM does not answer for one of two
-// groups, or fails, in the first scan or in those after thin pools were made and volumes activated.
+// For one of two groups, LVM times out or fails in the first scan, or in those after creating
+// thin pools and activating volumes.
 func TestAGroupThatDoesNotAnswerAtTheStartHoldsUpNoOther(t *testing.T) {
 	timedOut := &lvm.CommandError{Command: "fullreport", ExitCode: -1, Message: "killed", Err: lvm.ErrTimedOut}
 	for what, c := range map[string]struct {

@@ -32,12 +32,10 @@ var layouts = map[string]string{
 
 var layoutNames = []string{"linear", "striped", "raid1", "raid10", "raid5", "raid6"}
 
-// layoutClass is the entry of a class with the layout of its name, and more settings.
 func layoutClass(name, settings string) string {
 	return "- {name: " + name + ", " + settings + layouts[name] + "}\n"
 }
 
-// layoutClasses has all layouts; the default is linear.
 func layoutClasses() string {
 	all := layoutClass("linear", "default: true, ")
 	for _, name := range layoutNames[1:] {
@@ -46,7 +44,7 @@ func layoutClasses() string {
 	return all
 }
 
-// spares makes loop devices of so many MiB each, over files in memory.
+// spares makes loop devices over files in memory, with sizes in MiB.
 func spares(t testing.TB, sizes ...int64) []string {
 	t.Helper()
 	var devices []string
@@ -117,8 +115,8 @@ func TestEveryLayoutServesItsVolumesAndTheLargestFits(t *testing.T) {
 	}
 }
 
-// TestStripesLieOnAllDevices has nodes of one, two and four disks with the same configuration, as one
-// node to which disks are added while it has volumes.
+// Nodes of one, two and four disks share a configuration, like one node that gets disks while
+// it has volumes.
 func TestStripesLieOnAllDevices(t *testing.T) {
 	const extent = 4 << 20
 	devices := spares(t, 60, 52, 64, 72)
@@ -184,8 +182,7 @@ func TestStripesLieOnAllDevices(t *testing.T) {
 	waittest.Until(t, "all are gone", func() bool { return len(n.leftovers()) == 0 })
 }
 
-// TestAClassThatDoesNotFitItsGroupStopsNoOther has a RAID class in a group whose extents are too
-// small, until an administrator makes them larger.
+// A RAID class's group has too small extents until an administrator enlarges them.
 func TestAClassThatDoesNotFitItsGroupStopsNoOther(t *testing.T) {
 	n := newNode(t, "/dev/vdb")
 	devices := spares(t, 64, 64)
@@ -218,9 +215,8 @@ func TestAClassThatDoesNotFitItsGroupStopsNoOther(t *testing.T) {
 	})
 }
 
-// leg puts a device-mapper device over a disk, which can then fail. It begins
-// within the disk, which would else look like a second one with the same
-// contents.
+// leg puts a device-mapper device that can fail over a disk. It starts within the disk, so that
+// LVM does not see two devices with the same contents.
 func leg(t *testing.T, disk string) (path string, fail, work func()) {
 	t.Helper()
 	const name, sectors = "carve-faulty-leg", "94208"
@@ -235,7 +231,6 @@ func leg(t *testing.T, disk string) (path string, fail, work func()) {
 	return "/dev/mapper/" + name, func() { set("error") }, func() { set(works) }
 }
 
-// conditions are those of all volumes.
 func (p *process) conditions() string {
 	p.t.Helper()
 	var all []string
@@ -247,7 +242,7 @@ func (p *process) conditions() string {
 	return strings.Join(all, " ")
 }
 
-// overwrite writes a file, durably.
+// overwrite is durable when it returns.
 func overwrite(t *testing.T, file, contents string) {
 	t.Helper()
 	f := must.Get(os.OpenFile(file, os.O_RDWR|os.O_CREATE|os.O_SYNC, 0o600))(t)
@@ -270,7 +265,7 @@ func TestARAIDVolumeOutlivesADisk(t *testing.T) {
 	waittest.Until(t, "the parity is true", func() bool { return p.conditions() == "" })
 	file := filepath.Join(dir, "data")
 	overwrite(t, file, "before")
-	n.waitUntagged() // A change of the metadata without the disk would have to be taken back by hand.
+	n.waitUntagged() // An administrator would have to revert a change of the metadata without the disk.
 	fail()
 	overwrite(t, file, "behind")
 	waittest.Until(t, "the loss is reported", func() bool { return strings.Contains(p.conditions(), "Degraded") })
@@ -285,15 +280,14 @@ func TestARAIDVolumeOutlivesADisk(t *testing.T) {
 	waittest.Until(t, "the volume is gone", func() bool { return len(n.leftovers()) == 0 })
 }
 
-// TestAFailedDiskOfARAIDClassIsReplaced goes the way that docs/how-to/troubleshooting.md
-// describes to administrators.
+// The steps are those of docs/how-to/troubleshooting.md.
 func TestAFailedDiskOfARAIDClassIsReplaced(t *testing.T) {
 	devices := spares(t, 48, 48, 48)
 	faulty, fail, work := leg(t, devices[0])
 	t.Cleanup(func() { byHand(t, "wipefs", "--all", devices[2]) })
 	n := newNode(t, faulty, devices[1])
 	n.config = "- {name: raid1, default: true, volumeGroup: carve, type: raid1}\n"
-	t.Cleanup(func() { // It is to be a physical volume again, as the node made it.
+	t.Cleanup(func() { // Make it a physical volume again, as the node did.
 		work()
 		byHand(t, "wipefs", "--all", faulty)
 		lvmByHand(t, "pvcreate", "--yes", faulty)
@@ -303,8 +297,8 @@ func TestAFailedDiskOfARAIDClassIsReplaced(t *testing.T) {
 	dir, unmount := mount(t, v)
 	file := filepath.Join(dir, "data")
 	overwrite(t, file, "before")
-	// LVM looks for disks before it waits for the group's lock: a command of lvmd's that waits while vgextend
-	// and lvconvert run writes the new disk down as missing.
+	// LVM looks for disks before it waits for the group's lock: a waiting command of lvmd would
+	// record the disk that vgextend and lvconvert add as missing.
 	n.waitUntagged()
 	fail()
 	overwrite(t, file, "behind")
@@ -328,8 +322,7 @@ func TestAFailedDiskOfARAIDClassIsReplaced(t *testing.T) {
 	waittest.Until(t, "the volume is gone", func() bool { return len(n.leftovers()) == 0 })
 }
 
-// TestWhatIsReadOfExtraOptionsIsWhatLVMTakes holds the check of lvcreateOptions
-// against the real LVM and kernel.
+// lvmd's check of lvcreateOptions is compared with the real LVM and kernel.
 func TestWhatIsReadOfExtraOptionsIsWhatLVMTakes(t *testing.T) {
 	n := newNode(t, spares(t, 60, 60, 60, 60)...)
 	layouts := map[string][]string{

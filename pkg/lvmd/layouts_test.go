@@ -37,7 +37,6 @@ const layoutClasses = `
 - {name: raid6, volumeGroup: carve, type: raid6, stripes: 3, reserve: 8Mi}
 `
 
-// newDisks is a machine whose group has devices of so many extents.
 func newDisks(t *testing.T, extents ...int64) *machine {
 	t.Helper()
 	m := newMachine(t)
@@ -68,7 +67,7 @@ func TestEachLayoutReportsItsFreeSpaceAndUnit(t *testing.T) {
 	for _, c := range []struct {
 		class                           string
 		total, available, largest, unit int64
-		// What a unit, and a volume besides, take of the group.
+		// The group's extents that a unit takes, and a volume in addition.
 		unitCost, volumeCost int64
 	}{
 		{"linear", 70, 70, 70, 1, 1, 0},
@@ -77,8 +76,8 @@ func TestEachLayoutReportsItsFreeSpaceAndUnit(t *testing.T) {
 		{"raid1", 34, 34, 15, 1, 2, 2},
 		{"raid10", 32, 32, 22, 2, 4, 4},
 		{"raid5", 44, 44, 26, 2, 3, 3},
-		// 2 of the 10 extents of the smallest are the reserve's and the
-		// bookkeeping's at most: 70-2 over 5 devices are 13, one device has 10.
+		// The reserve and the bookkeeping take at most 2 of the smallest device's 10 extents: 70-2
+		// over 5 devices are 13, but one device has 10.
 		{"raid6", 27, 27, 27, 3, 5, 5},
 	} {
 		r := d.classNamed(c.class)
@@ -150,7 +149,7 @@ func TestVolumesAdmittedTogetherDoNotCollide(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	// Each takes 8 of two devices: 64 extents are 4 of them.
+	// Each takes 8 extents of two devices: 64 extents hold 4.
 	if made != 4 {
 		t.Errorf("%d were made, want 4", made)
 	}
@@ -160,8 +159,7 @@ func TestVolumesAdmittedTogetherDoNotCollide(t *testing.T) {
 	}
 }
 
-// LVM is not left to choose where a volume lies of which the place was taken: it may put two images on
-// one device.
+// lvmd must not let LVM choose instead: LVM may put two images on one device.
 func TestNoCommandIsRunWhenThePlaceOfAVolumeWasTaken(t *testing.T) {
 	m := newDisks(t, 10, 10)
 	held, release := make(chan struct{}), make(chan struct{})
@@ -249,7 +247,7 @@ func TestAGroupOfTooFewDevicesIsNamed(t *testing.T) {
 	}
 }
 
-// The other classes are served meanwhile, and the class is as soon as its group is fit.
+// Other classes work, and this one does once its group fits.
 func TestAGroupThatIsUnfitForALayoutStopsItsClassOnly(t *testing.T) {
 	for class, want := range map[string]string{
 		"type: raid1": `lvmd.yaml:4:39: deviceClasses[0].type: "raid1": volume group small has extents of less than 512 KiB`,
@@ -321,7 +319,6 @@ func TestAVolumeKeepsItsLayoutWhenItsClassChanges(t *testing.T) {
 	d.checkModel()
 }
 
-// allClasses are a linear class and one with stripes on all devices.
 const allClasses = `
 - {name: all, default: true, volumeGroup: carve, type: striped, stripes: all}
 - {name: linear, volumeGroup: carve}
@@ -331,7 +328,8 @@ func TestStripesOnAllDevicesFollowTheDevicesOfTheGroup(t *testing.T) {
 	m := newDisks(t, 10, 12)
 	m.config = allClasses
 	d := m.start(t)
-	// check waits until the class reports these extents, and has a volume of them fit, and no larger one.
+	// check waits until the class reports these extents, and checks that a volume of the largest
+	// size fits and no larger one.
 	check := func(total, largest, unit int64) {
 		t.Helper()
 		want := []int64{total, largest, largest, unit, unit, unit}
@@ -418,9 +416,8 @@ func TestAClassThatComesLaterKnowsWhatIsFreeWhere(t *testing.T) {
 	d.checkModel()
 }
 
-// TestNoLayoutReportsMoreThanItHolds runs random sequences of calls on groups
-// of random devices with a class of each layout, with an administrator between
-// them, and holds what each class reports against what can be made.
+// Random calls and administrator's commands run on groups of random devices with a class of
+// each layout. Each class must report no more than it can hold.
 func TestNoLayoutReportsMoreThanItHolds(t *testing.T) {
 	fewHistories(t)
 	rapid.Check(t, func(r *rapid.T) {
@@ -428,7 +425,7 @@ func TestNoLayoutReportsMoreThanItHolds(t *testing.T) {
 		m := newDisks(t, sizes...)
 		classes := []string{"linear", "striped", "all", "raid1", "raid10", "raid5", "raid6"}
 		if rapid.Bool().Draw(r, "all devices only") {
-			// lvmd then chooses devices only while there are several.
+			// lvmd then chooses devices only while several exist.
 			m.config, classes = allClasses, []string{"linear", "all"}
 		}
 		d := m.start(t)

@@ -24,7 +24,7 @@ func TestAnEarlierLeaderChangesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A call that changes nothing is enough.
+	// A read is enough.
 	if _, err := d.client.ListClasses(second, &lvmdv1.ListClassesRequest{}); err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +47,7 @@ func TestAnEarlierLeaderChangesNothing(t *testing.T) {
 	if _, err := d.client.CreateVolume(other, create); err != nil {
 		t.Errorf("the leader of another cluster: %v", err)
 	}
-	// The Lease was deleted, and the controller restarted.
+	// The Lease was deleted and the controller restarted.
 	again := leadership.With(t.Context(), leadership.Leadership{Cluster: "c", Lease: 101})
 	if _, err := d.client.CreateVolume(again, create); err != nil {
 		t.Errorf("the leader of a new Lease: %v", err)

@@ -20,16 +20,15 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// headerExtents is how many extents the header takes.
 const headerExtents = luks.HeaderBytes / testExtent
 
-// kept makes a request one for a volume that its user encrypts.
+// kept requests a volume that its user encrypts.
 func kept(r *lvmdv1.CreateVolumeRequest) *lvmdv1.CreateVolumeRequest {
 	r.Encryption, r.EncryptionDiscards = names.EncryptionLUKS, true
 	return r
 }
 
-// inspects has an lvmd find a state in every header.
+// inspects makes every header appear in the given state.
 func inspects(state luks.State, err error) func(*daemon, *Options) {
 	return func(_ *daemon, o *Options) {
 		o.Inspect = func(string, string) (luks.State, error) { return state, err }
@@ -89,8 +88,7 @@ func TestWhatAVolumeThatItsUserEncryptsCannotHave(t *testing.T) {
 	}
 }
 
-// holdsPattern says which blocks of a volume show what a tenant wrote, within
-// the header and behind it.
+// holdsPattern reports whether the volume shows a tenant's pattern at an offset in bytes.
 func (d *daemon) holdsPattern(id string, at int64) bool {
 	d.t.Helper()
 	h := must.Get(d.machine.fake.OpenInUse(testGroup, id))(d.t)
@@ -155,7 +153,7 @@ func TestALostJournalLosesNoVolumeThatItsUserEncrypted(t *testing.T) {
 		state luks.State
 		err   error
 		want  lvmdv1.VolumeState
-		// encrypted says that a header which reads as zeroes was lost.
+		// encrypted means that a zeroed header counts as lost.
 		encrypted bool
 	}{
 		"one without a user":          {false, luks.Blank, nil, lvmdv1.VolumeState_VOLUME_STATE_READY, false},
@@ -191,7 +189,7 @@ func TestALostJournalLosesNoVolumeThatItsUserEncrypted(t *testing.T) {
 	}
 }
 
-// tagged reports whether LVM shows that a volume's header was made.
+// tagged reports whether LVM shows that a header was written.
 func (m *machine) tagged(t *testing.T, id string) bool {
 	t.Helper()
 	groups := must.Get(m.fake.Scan(t.Context(), []string{testGroup}))(t)
@@ -200,7 +198,7 @@ func (m *machine) tagged(t *testing.T, id string) bool {
 
 func TestAtTheStartHeadersAreNotedThatNothingHasNoted(t *testing.T) {
 	for name, test := range map[string]struct {
-		// before happens to the volume under the lvmd before.
+		// before acts on the volume under the previous lvmd.
 		before func(m *machine, d *daemon, id string)
 		state  luks.State
 		err    error
@@ -239,14 +237,14 @@ func TestAtTheStartHeadersAreNotedThatNothingHasNoted(t *testing.T) {
 			}
 			d = m.start(t, inspects(test.state, test.err))
 			if !test.want {
-				d.headers.noteFound(t.Context(), d.groups.All()[testGroup]) // what the start has begun, to its end
+				d.headers.noteFound(t.Context(), d.groups.All()[testGroup]) // run the start's check to its end
 				if got := d.ready("pvc-1"); got.GetEncrypted() || m.tagged(t, v.GetId()) {
 					t.Errorf("it is noted: %v", got)
 				}
 				return
 			}
 			waittest.Until(t, "it is noted", func() bool { return d.ready("pvc-1").GetEncrypted() && m.tagged(t, v.GetId()) })
-			// From then on it is known whatever is lost.
+			// From now on the tag survives any loss.
 			d.stop()
 			m.loseJournal(t)
 			d = m.start(t, inspects(luks.Blank, nil))
@@ -259,7 +257,7 @@ func TestAtTheStartHeadersAreNotedThatNothingHasNoted(t *testing.T) {
 	}
 }
 
-// TestADiskThatDoesNotGiveAHeaderHoldsNothingUp has lvmd serve and stop meanwhile.
+// lvmd must serve and stop without the header.
 func TestADiskThatDoesNotGiveAHeaderHoldsNothingUp(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)

@@ -13,12 +13,11 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// makers is a machine whose lvmd makes a volume group of two disks, and a thin
-// pool in it.
+// makers is a machine whose lvmd creates a group of two disks and a thin pool.
 type makers struct {
 	*node
 	t *testing.T
-	// all is the free space that there is when all is made.
+	// all is the free space in bytes when everything is created.
 	all int64
 }
 
@@ -34,8 +33,7 @@ func newMakers(t *testing.T) *makers {
 	return m
 }
 
-// check has an lvmd that made what was yet to be made show that all is there, and
-// takes it away again.
+// check verifies that lvmd completed group and pool, and removes them.
 func (m *makers) check(p *process) {
 	m.t.Helper()
 	if got := m.physicalVolumes(); got != "/dev/vdb carve /dev/vdc carve" {
@@ -73,7 +71,7 @@ func TestLVMKilledWhileAGroupIsMade(t *testing.T) {
 		}
 		return
 	}
-	// These change what is not yet a group, and never run in an lvm that lasts.
+	// These act before the group exists, and never run in a lasting lvm.
 	for command, least := range map[string]int{"pvcreate": 2, "vgcreate": 2, "vgextend": 2} {
 		for _, whom := range []string{"lvm", "lvmd"} {
 			eachNumber(t, least, func(number int) bool { return m.killCommand(command, killPoint{number, whom, false}) })
@@ -85,8 +83,8 @@ func TestLVMKilledWhileAGroupIsMade(t *testing.T) {
 	})
 }
 
-// killCommand has one command killed that a starting lvmd runs. It returns false
-// when the command had fewer effects.
+// killCommand kills one command of a starting lvmd. It returns false when the command had fewer
+// effects.
 func (m *makers) killCommand(command string, at killPoint) (killed bool) {
 	m.t.Helper()
 	m.t.Logf("%s: %v", command, at)
@@ -101,7 +99,7 @@ func (m *makers) killCommand(command string, at killPoint) (killed bool) {
 		close(exited)
 	}()
 	killed = m.killed(at)
-	// It goes on as far as it can: it may have to give up.
+	// lvmd continues as far as it can, and may have to give up.
 	select {
 	case <-exited:
 	case <-time.After(time.Second):
@@ -122,8 +120,8 @@ func TestLVMKilledWhileADiskGrows(t *testing.T) {
 	p := n.start()
 	const more = 32 << 20
 	size, free := int64(64<<20), p.available()
-	// grow has pvresize killed, which never runs in an lvm that lasts. It returns false
-	// when that had fewer effects.
+	// grow kills pvresize, which never runs in a lasting lvm. It returns false when pvresize had
+	// fewer effects.
 	grow := func(at killPoint) (killed bool) {
 		t.Logf("pvresize: %v", at)
 		size, free = size+more, free+more

@@ -12,7 +12,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// addTags gives a logical volume so many tags of a length, by one command, if there is space for them.
+// addTags adds tags by one command, if they fit.
 func (n *node) addTags(t *testing.T, lv, prefix string, count, length int) {
 	t.Helper()
 	args := []string{"lvchange", "--config", handConfig}
@@ -26,8 +26,7 @@ func (n *node) addTags(t *testing.T, lv, prefix string, count, length int) {
 	}
 }
 
-// TestADeletionGoesOnOnceTheMetadataOfARealGroupHaveSpaceForItsMark fills the metadata by an administrator's
-// tags.
+// Tags of an administrator fill the metadata.
 func TestADeletionGoesOnOnceTheMetadataOfARealGroupHaveSpaceForItsMark(t *testing.T) {
 	const size = 8 << 20
 	n := newNode(t)
@@ -49,7 +48,7 @@ func TestADeletionGoesOnOnceTheMetadataOfARealGroupHaveSpaceForItsMark(t *testin
 	p.delete(v.GetId())
 	waittest.Until(t, "lvmd has tried to mark the volume", func() bool { return strings.Count(p.log.String(), "marking deleted volumes failed") > 1 })
 	waittest.Until(t, "the class says why", func() bool { return p.hasCondition("MetadataFull") }, func() any { return p.classNamed("local") })
-	// It is not reported any more.
+	// A deleted volume is no longer reported.
 	if _, err := os.Stat(v.GetDevicePath()); err != nil {
 		t.Errorf("the volume has no device: %v", err)
 	}

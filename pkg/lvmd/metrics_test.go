@@ -15,8 +15,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// samples are the metrics at this moment, as "name{label=value,…}" without the
-// prefix that all have; of histograms, how much they counted.
+// samples returns the metrics as "name{label=value,…}" without the common prefix; for
+// histograms, the counts.
 func samples(t testing.TB, s *Service) map[string]float64 {
 	t.Helper()
 	families := must.Get(s.metrics.Registry.Gather())(t)
@@ -37,7 +37,6 @@ func samples(t testing.TB, s *Service) map[string]float64 {
 	return found
 }
 
-// wantSamples compares some of the metrics with what they should be.
 func wantSamples(t testing.TB, s *Service, want map[string]float64) {
 	t.Helper()
 	found := samples(t, s)
@@ -88,8 +87,7 @@ func TestMetricsReportSizesAndVolumes(t *testing.T) {
 	waittest.Until(t, condition, func() bool { return samples(t, d.Service)[condition] == 1 })
 }
 
-// TestMetricsNameVolumesTheirOwnersAndDevices looks for a claim's volume, and for an inline
-// one of a Pod, while they are there and afterwards.
+// Both a claim's and a Pod's inline volume are checked, before and after deletion.
 func TestMetricsNameVolumesTheirOwnersAndDevices(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)

@@ -22,7 +22,6 @@ func (d *daemon) modify(id string, limits *lvmdv1.IOLimits) error {
 	return err
 }
 
-// wantLimits checks what is reported of a volume, by each way.
 func (d *daemon) wantLimits(id string, want *lvmdv1.IOLimits) {
 	d.t.Helper()
 	one := must.Get(d.client.GetVolume(d.t.Context(), &lvmdv1.GetVolumeRequest{Id: id}))(d.t).GetVolume()
@@ -128,7 +127,7 @@ func TestAChangeOfLimitsThatFailsLeavesThemAsTheyAre(t *testing.T) {
 	d.checkClean()
 }
 
-// An administrator may change the tag, as any other.
+// An administrator may change the tag.
 func TestLimitsThatWereChangedByHandAreReported(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)

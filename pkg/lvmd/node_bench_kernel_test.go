@@ -26,18 +26,18 @@ import (
 )
 
 const (
-	// idleVolumes is how many volumes a node has whose idleness is measured, restarts how
-	// often each agent is started.
+	// idleVolumes is the number of volumes of an idle node, restarts the number of starts of each
+	// agent.
 	idleVolumes, restarts = 100, 5
 	busyBytes             = 16 << 20
 )
 
-// BenchmarkNode measures what a node with few and with many volumes takes to do the same. All
-// volumes have file systems and are staged and published, by an lvmd and a node plugin in
-// processes of their own. Each figure is first related to the start of a program measured beside
-// it, which takes out most of what else the machine does meanwhile, and then to the same with the
-// first number of volumes. CARVE_BENCH_VOLUMES lists the numbers, instead of "10,100,500", and
-// CARVE_BENCH_IDLE is how long the node is watched idle, instead of two minutes.
+// BenchmarkNode compares a node with few and with many volumes. All volumes have file systems
+// that are staged and published, by separate lvmd and node plugin processes. Each result is
+// divided by the time to start a program measured beside it, which cancels most other load, and
+// then by the result for the first number of volumes. CARVE_BENCH_VOLUMES lists the numbers,
+// instead of "10,100,500"; CARVE_BENCH_IDLE is the time to watch the idle node, instead of two
+// minutes.
 func BenchmarkNode(b *testing.B) {
 	idle := must.Get(time.ParseDuration(cmp.Or(os.Getenv("CARVE_BENCH_IDLE"), "2m")))(b)
 	sizes := strings.Split(cmp.Or(os.Getenv("CARVE_BENCH_VOLUMES"), "10,100,500"), ",")
@@ -69,7 +69,6 @@ func BenchmarkNode(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// busyNode is a node with an lvmd, a node plugin, and volumes that are mounted.
 type busyNode struct {
 	*node
 	lvmd    *process
@@ -91,7 +90,7 @@ func newBusyNode(b *testing.B) *busyNode {
 	n.lvmd, n.metrics = n.startMeasured()
 	socket := "unix:" + filepath.Join(n.dir, "csi.sock")
 	conn := must.Get(grpc.NewClient(socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		// With gRPC's own pauses, a start would seem to take one second, or three.
+		// With gRPC's default backoff, a start would seem to take one second, or three.
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1, MaxDelay: 20 * time.Millisecond}}),
 	))(b)
 	n.csi = csi.NewNodeClient(conn)
@@ -100,7 +99,6 @@ func newBusyNode(b *testing.B) *busyNode {
 	return n
 }
 
-// stop unmounts all volumes and ends the agents.
 func (n *busyNode) stop() {
 	n.t.Helper()
 	for _, v := range n.volumes {
@@ -112,7 +110,6 @@ func (n *busyNode) stop() {
 	must.Succeed(n.t, n.lvmd.stop())
 }
 
-// startPlugin starts a node plugin and waits until it serves.
 func (n *busyNode) startPlugin() {
 	n.t.Helper()
 	log := &output{}
@@ -132,7 +129,7 @@ func (n *busyNode) stopPlugin() {
 	must.Succeed(n.t, n.plugin.Wait())
 }
 
-// use has so many volumes made and mounted.
+// use mounts volumes until the node has the given number.
 func (n *busyNode) use(volumes int) {
 	n.t.Helper()
 	had := len(n.volumes)
@@ -153,7 +150,7 @@ func (n *busyNode) target(v *lvmdv1.Volume) string {
 	return filepath.Join(n.kubelet, "pods", v.GetName(), "volumes/kubernetes.io~csi", v.GetId(), "mount")
 }
 
-// prepare makes what the kubelet makes before it has a volume mounted.
+// prepare creates what the kubelet creates before a mount.
 func (n *busyNode) prepare(v *lvmdv1.Volume) {
 	n.t.Helper()
 	for _, path := range []string{n.staging(v), n.target(v)} {
@@ -163,7 +160,6 @@ func (n *busyNode) prepare(v *lvmdv1.Volume) {
 	must.Succeed(n.t, os.MkdirAll(n.staging(v), 0o750))
 }
 
-// mount stages and publishes a volume.
 func (n *busyNode) mount(v *lvmdv1.Volume) {
 	n.t.Helper()
 	access := &csi.VolumeCapability{
@@ -183,8 +179,8 @@ func (n *busyNode) unmount(v *lvmdv1.Volume) {
 	must.Get(n.csi.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.GetId(), StagingTargetPath: n.staging(v)}))(n.t)
 }
 
-// measure makes, mounts and removes a batch of volumes one by one, and asks each time for the
-// statistics of some that are there.
+// measure creates, mounts and removes a batch of volumes one by one, and each time asks for the
+// statistics of some others.
 func (n *busyNode) measure() (took map[string][]time.Duration) {
 	n.t.Helper()
 	took = map[string][]time.Duration{}
@@ -208,8 +204,7 @@ func (n *busyNode) measure() (took map[string][]time.Duration) {
 	return took
 }
 
-// byHand has LVM make and remove a batch of volumes by hand. lvmd scans the group for those, which
-// must not be beside anything of it that is measured.
+// byHand must not run beside a measurement: its commands make lvmd scan the group.
 func (n *busyNode) byHand(took map[string][]time.Duration) {
 	n.t.Helper()
 	for range batch {
@@ -220,7 +215,7 @@ func (n *busyNode) byHand(took map[string][]time.Duration) {
 	}
 }
 
-// restart restarts each agent: lvmd until it lists all volumes, the node plugin until it serves.
+// restart times lvmd until it lists all volumes, the node plugin until it serves.
 func (n *busyNode) restart(took map[string][]time.Duration) {
 	n.t.Helper()
 	for range restarts {
@@ -237,7 +232,7 @@ func (n *busyNode) restart(took map[string][]time.Duration) {
 	}
 }
 
-// reportMemory reports the resident memory of the agents, and of the lvm process that lvmd keeps.
+// reportMemory reports the resident memory of the agents and of lvmd's lasting lvm process.
 func (n *busyNode) reportMemory(b *testing.B, report func(float64, string)) {
 	b.Helper()
 	pid := n.lvmd.cmd.Process.Pid
@@ -251,8 +246,8 @@ func (n *busyNode) reportMemory(b *testing.B, report func(float64, string)) {
 	report(daemon+lvm+plugin, "all-MiB")
 }
 
-// reportIdle reports what the node does while nothing is asked of it: LVM commands, and
-// reads of the group's disks by whatever program.
+// reportIdle reports the idle node's LVM commands, and reads of the group's disks by any
+// program.
 func (n *busyNode) reportIdle(b *testing.B, idle time.Duration) {
 	b.Helper()
 	commands, before := n.commands(), diskReads(b)
@@ -263,7 +258,6 @@ func (n *busyNode) reportIdle(b *testing.B, idle time.Duration) {
 	b.ReportMetric((after.sectors-before.sectors)/2/idle.Minutes(), "idle-KiB-read/min")
 }
 
-// commands is how many LVM commands lvmd has run.
 func (n *busyNode) commands() (sum float64) {
 	for name, value := range n.metrics() {
 		if strings.HasSuffix(name, " count") {
@@ -273,7 +267,6 @@ func (n *busyNode) commands() (sum float64) {
 	return sum
 }
 
-// diskReads are those of the group's disks since they are there.
 func diskReads(b *testing.B) (sum struct{ count, sectors float64 }) {
 	b.Helper()
 	for _, disk := range []string{"vdb", "vdc"} {

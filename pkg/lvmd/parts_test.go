@@ -15,8 +15,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// twoGroups is a machine with a class over a small and a large volume group,
-// and another class over the small one alone.
+// twoGroups has a class over a small and a large group, and one over the small group.
 func twoGroups(t *testing.T) *machine {
 	t.Helper()
 	m := newMachine(t)
@@ -129,8 +128,7 @@ func expandRequest(id string, extents int64) *lvmdv1.ExpandVolumeRequest {
 	return &lvmdv1.ExpandVolumeRequest{Id: id, RequiredBytes: extents * testExtent}
 }
 
-// TestOverSeveralGroupsTheMaximumFitsAndOneExtentMoreDoesNot carves and frees
-// at random in groups of random sizes.
+// Volumes are created and deleted at random in groups of random sizes.
 func TestOverSeveralGroupsTheMaximumFitsAndOneExtentMoreDoesNot(t *testing.T) {
 	fewHistories(t)
 	rapid.Check(t, func(r *rapid.T) {

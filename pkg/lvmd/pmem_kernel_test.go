@@ -16,7 +16,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// groupOnPersistentMemory makes the volume group pmem for the test.
 func groupOnPersistentMemory(t *testing.T, devices ...string) {
 	t.Helper()
 	lvmByHand(t, append([]string{"vgcreate", "--yes", "--physicalextentsize", "4m", "--dataalignment", "2m", "pmem"}, devices...)...)
@@ -26,7 +25,6 @@ func groupOnPersistentMemory(t *testing.T, devices ...string) {
 	})
 }
 
-// TestNoGenerationSeesAnEarlierOneOnPersistentMemory is like that of all layouts.
 func TestNoGenerationSeesAnEarlierOneOnPersistentMemory(t *testing.T) {
 	n := newNode(t, "/dev/vdb")
 	groupOnPersistentMemory(t, "/dev/pmem0")
@@ -89,8 +87,8 @@ func TestStripedPersistentMemoryIsMapped(t *testing.T) {
 	var slices []string
 	for i := range 2 {
 		name := fmt.Sprintf("carve-pmem-%d", i)
-		// 100 MiB each, beginning at multiples of 2 MiB, and not with the device:
-		// it would look like a second one with the same contents.
+		// 100 MiB each, at multiples of 2 MiB, but not at the device's start: LVM would see two
+		// devices with the same contents.
 		byHand(t, "dmsetup", "create", name, "--noudevsync", "--table", fmt.Sprintf("0 204800 linear /dev/pmem0 %d", 4096+i*204800))
 		t.Cleanup(func() { byHand(t, "dmsetup", "remove", "--noudevsync", "--retry", name) })
 		slices = append(slices, "/dev/mapper/"+name)

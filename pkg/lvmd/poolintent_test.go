@@ -19,7 +19,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// volumeNames are those of everything in the test group.
 func (m *machine) volumeNames(t *testing.T) []string {
 	t.Helper()
 	found := must.Get(m.fake.Scan(t.Context(), []string{testGroup}))(t)
@@ -35,8 +34,8 @@ func TestWhatAKilledCommandLeavesOfAPoolIsRemovedAndNothingElse(t *testing.T) {
 	spare := lvm.CreateOptions{Group: testGroup, Volume: "lvol1", Extents: 1}
 	for _, c := range []struct {
 		name string
-		// before is there already, during is made while LVM makes the pool, before it
-		// is killed.
+		// before exists from the start; during is created while LVM creates the pool, before it is
+		// killed.
 		before, during []lvm.CreateOptions
 		left           []string
 	}{
@@ -97,8 +96,7 @@ func testKilledPool(t *testing.T, before, during []lvm.CreateOptions, left []str
 	d.delete(d.create(request("pvc-1", 1)).GetId())
 }
 
-// TestAVolumeMadeAfterAPoolCouldNotBeIsKept: it has the size of the spare and a name of LVM's making, and is the group's
-// next change.
+// The volume has the spare's size and a name like LVM's, and is the group's next change.
 func TestAVolumeMadeAfterAPoolCouldNotBeIsKept(t *testing.T) {
 	m := thinMachine(t, "size: 40Mi")
 	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
@@ -116,8 +114,7 @@ func TestAVolumeMadeAfterAPoolCouldNotBeIsKept(t *testing.T) {
 	}
 }
 
-// TestRemnantsOfAPoolThatCannotBeRemovedStopNoOtherClass starts lvmd while LVM removes nothing of a group, before and
-// after a pool cannot be made.
+// LVM removes nothing of a group while lvmd starts, before or after a pool's creation fails.
 func TestRemnantsOfAPoolThatCannotBeRemovedStopNoOtherClass(t *testing.T) {
 	for name, makes := range map[string]bool{"left by an earlier run": false, "left by this start": true} {
 		t.Run(name, func(t *testing.T) {
@@ -231,7 +228,7 @@ func TestAPoolThatCouldNotBeMadeInANewGroupIsTriedAgain(t *testing.T) {
 	}
 }
 
-// TestThePoolOfAGroupThatAppearsIsMade: at the start there was no group to make it in.
+// At the start, the pool's group was missing.
 func TestThePoolOfAGroupThatAppearsIsMade(t *testing.T) {
 	isMade := func(t *testing.T, d *daemon) {
 		t.Helper()
@@ -257,7 +254,7 @@ func TestThePoolOfAGroupThatAppearsIsMade(t *testing.T) {
 	})
 }
 
-// lateDevices makes groups, by commands that take too long.
+// lateDevices creates groups by commands that time out.
 type lateDevices struct{ lvm.Devices }
 
 func (l lateDevices) CreateGroup(ctx context.Context, o lvm.GroupOptions) error {

@@ -15,7 +15,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// poolOf is a machine whose class has a pool of a layout.
 func poolOf(t *testing.T, layout, settings string, devices ...string) *node {
 	t.Helper()
 	n := newNode(t, devices...)
@@ -24,14 +23,13 @@ func poolOf(t *testing.T, layout, settings string, devices ...string) *node {
 	return n
 }
 
-// segments are the types of the pool's data and metadata, and on how many devices, or images,
-// each lies, by LVM's own account.
+// segments returns LVM's types of the pool's data and metadata, with the numbers of devices or
+// images.
 func (n *node) segments() (data, metadata string) {
 	n.t.Helper()
 	return n.segmentsOf("carve-pool_tdata"), n.segmentsOf("carve-pool_tmeta")
 }
 
-// segmentsOf is segments for one logical volume.
 func (n *node) segmentsOf(name string) string {
 	n.t.Helper()
 	out := lvmByHand(n.t, "lvs", "--all", "--noheadings", "-o", "segtype,stripes", "carve/"+name)
@@ -61,8 +59,8 @@ func TestARealPoolKeepsItsLayoutWhenItGrows(t *testing.T) {
 			waittest.Until(t, "the pool grows to its limit", func() bool {
 				return p.state().GetClasses()[0].GetTotalBytes() == 2*64<<20 && p.hasCondition("PoolCannotGrow")
 			})
-			// A volume in the pool takes a block of the metadata: these pass the threshold, and
-			// do not fill them, however late lvmd looks.
+			// Each volume takes a block of metadata: these pass the threshold but do not fill the
+			// metadata, however late lvmd looks.
 			for id := range 300 {
 				must.Succeed(t, devmapper.Message("carve-carve--pool-tpool", fmt.Sprintf("create_thin %d", 1000+id)))
 			}
@@ -82,7 +80,7 @@ func TestARealPoolKeepsItsLayoutWhenItGrows(t *testing.T) {
 	}
 }
 
-// imagesApart reports whether each device has one image of each RAID volume at most.
+// imagesApart returns an error if a device has two images of one RAID volume.
 func (n *node) imagesApart() error {
 	images := map[string]string{}
 	out := lvmByHand(n.t, "lvs", "--all", "--noheadings", "--separator", " ", "-o", "lv_name,devices", "carve")
@@ -113,7 +111,7 @@ func TestARealRAIDPoolOutlivesADisk(t *testing.T) {
 	dir, unmount := mount(t, v)
 	file := filepath.Join(dir, "data")
 	overwrite(t, file, "before")
-	// A change of the group's metadata without the disk would have to be taken back by hand.
+	// An administrator would have to revert a change of the metadata without the disk.
 	n.waitUntagged()
 	fail()
 	overwrite(t, file, "behind")
@@ -131,14 +129,14 @@ func TestARealRAIDPoolOutlivesADisk(t *testing.T) {
 	waittest.Until(t, "the volume is gone", func() bool { return len(n.leftovers()) == 0 })
 }
 
-// exercisePool has a command killed that makes a pool of a layout, and checks that there is
-// one pool afterwards, and nothing else.
+// exercisePool kills a command that creates a pool, and checks that the next lvmd leaves
+// exactly one pool.
 func (n *node) exercisePool(t *testing.T, command string, at killPoint) (killed bool) {
 	t.Helper()
 	t.Logf("a pool of a layout is made by %s: %v", command, at)
 	n.prepareKill(command, at)
 	if at.whom == "lvm" {
-		// It serves without the pool, and would try again after a while; another lvmd tries at once.
+		// lvmd serves without the pool and would retry later; another lvmd tries at once.
 		n.start().kill()
 		killed = n.killed(at)
 	} else {

@@ -17,8 +17,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// poolLayouts are the layouts of pools beside linear, and on how many devices their data and
-// their metadata lie.
+// poolLayouts are the pools' layouts other than linear, with those of their data and metadata.
 var poolLayouts = []struct {
 	layout         string
 	data, metadata layout.Layout
@@ -28,7 +27,6 @@ var poolLayouts = []struct {
 	{"type: raid10, stripes: 2", layout.Layout{Type: layout.RAID10, Stripes: 2, StripeSize: 64 << 10, Mirrors: 1}, layout.Layout{Type: layout.RAID1, Mirrors: 1}},
 }
 
-// poolDisks is a machine of five devices whose class has a pool of a layout.
 func poolDisks(t *testing.T, layout, settings string) *machine {
 	t.Helper()
 	m := newDisks(t, 40, 42, 44, 46, 48)
@@ -36,7 +34,6 @@ func poolDisks(t *testing.T, layout, settings string) *machine {
 	return m
 }
 
-// poolLies is how the pool lies.
 func (m *machine) poolLies(t *testing.T) (data, metadata ondisk.Volume) {
 	t.Helper()
 	p := must.Get(m.fake.Placement(testGroup))(t)
@@ -115,7 +112,7 @@ func TestAPoolWithStripesOnAllDevicesIsMadeOnThoseThatThereAre(t *testing.T) {
 func TestARAIDPoolGrowsOnItsOwnDevicesOnly(t *testing.T) {
 	m := newDisks(t, 14, 14, 60)
 	m.config = thinClass("layout: {type: raid1}, size: 40Mi, dataThreshold: 50%, autoExtend: {step: 40Mi}")
-	// The data is to lie on the small ones.
+	// The data must lie on the small ones.
 	must.Succeed(t, m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "theirs", Extents: 50, On: []layout.Share{{Device: "/dev/fake-carve-2", Extents: 50}}}))
 	d := m.start(t)
 	data, _ := m.poolLies(t)
@@ -181,7 +178,7 @@ func TestAPoolOfALayoutIsMadeWhereverItsMakerCrashed(t *testing.T) {
 				d.delete(d.create(request("v", 10)).GetId())
 				d.stop()
 			}
-			// Before and after each of three commands, and what follows them.
+			// Before and after each of three commands, and after that.
 			if kills < 9 {
 				t.Errorf("lvmd crashed %d times, want at least 9", kills)
 			}
@@ -195,7 +192,7 @@ func TestTheLargestPoolOfALayoutFits(t *testing.T) {
 			m := poolDisks(t, tt.layout, "size: 100%")
 			m.start(t)
 			data, _ := m.poolLies(t)
-			// All devices are as large as the smallest that counts, but for the metadata.
+			// Except for the metadata, each device counts as large as the smallest used.
 			least := (tt.data.Available([]int64{40, 42, 44, 46, 48}[5-tt.data.Devices():], 0) - 4) * testExtent
 			if data.Size < least {
 				t.Errorf("a pool of everything has %d bytes, want at least %d", data.Size, least)

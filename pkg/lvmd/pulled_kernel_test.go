@@ -16,7 +16,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// otherGroup makes a second group, and a class in it.
 func (n *node) otherGroup(t *testing.T, device string) {
 	t.Helper()
 	lvmByHand(t, "vgcreate", "--yes", "other", device)
@@ -36,7 +35,7 @@ func TestADiskThatHangsHoldsUpNoOtherGroup(t *testing.T) {
 	byHand(t, "dmsetup", "suspend", "--noflush", "--nolockfs", "--noudevsync", disk.name)
 	resume := func() { byHand(t, "dmsetup", "resume", "--noudevsync", disk.name) }
 	t.Cleanup(resume)
-	// LVM, too, would wait for the disk that hangs if it were to look at it.
+	// LVM would also wait for the hanging disk if it looked at it.
 	only := strings.Replace(handConfig, "devices {", `devices { global_filter=["a|^/dev/vdb$|","r|.*|"]`, 1)
 	byHand(t, "lvm", "lvcreate", "--yes", "--size", "8m", "--name", "theirs", "carve", "--config", only)
 	waittest.Until(t, "what others did to the other group is noticed", func() bool { return p.available() == all-8<<20 })
@@ -53,7 +52,7 @@ func TestADiskThatHangsHoldsUpNoOtherGroup(t *testing.T) {
 	waittest.Until(t, "nothing is left there", func() bool { return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "other")) == "" })
 }
 
-// TestACommandThatIsKilledOnAHangingDiskHoldsUpNoOtherGroup has LVM wait for a disk beyond its deadline.
+// LVM waits for a disk beyond its deadline.
 func TestACommandThatIsKilledOnAHangingDiskHoldsUpNoOtherGroup(t *testing.T) {
 	disk := newFaulty(t, "/dev/vdc")
 	n := newNode(t)
@@ -74,7 +73,7 @@ func TestACommandThatIsKilledOnAHangingDiskHoldsUpNoOtherGroup(t *testing.T) {
 		hanging <- err
 	}()
 	p.delete(p.create(create("pvc-beside-it", 8<<20, "ext4")).GetId())
-	// It ends while the disk hangs, and so do those that come later.
+	// It ends while the disk hangs, as later ones do.
 	if err := <-hanging; !slices.Contains([]codes.Code{codes.DeadlineExceeded, codes.Unavailable}, status.Code(err)) {
 		t.Errorf("a creation on the hanging disk: error %v, want DeadlineExceeded or Unavailable", err)
 	}

@@ -25,8 +25,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// checked is a test during one check of a property: what it makes is taken away when
-// the check ends.
+// checked runs cleanups when one check of a property ends.
 type checked struct {
 	testing.TB
 	r *rapid.T
@@ -46,11 +45,10 @@ func (c checked) TempDir() string {
 	return dir
 }
 
-// TestTheFreeSpaceOfRandomMachinesIsWhatLvmdSays makes groups of random disks with a class
-// of each layout, and random volumes in them, which it deletes and expands, while an
-// administrator changes the group by hand. Then a disk is lost for a while. At the end
-// of each history, what lvmd reports is what an lvmd reports that scans again, and what LVM
-// says, and each class gives as much as it said, to the last extent, and no more.
+// Each history creates groups of random disks with a class of each layout, and creates, deletes
+// and expands random volumes, while an administrator changes the group by hand; then a disk
+// fails for a while. At the end, lvmd must report the same as a freshly scanning lvmd and as
+// LVM, and each class must give exactly the reported space, to the last extent.
 func TestTheFreeSpaceOfRandomMachinesIsWhatLvmdSays(t *testing.T) {
 	settings := map[string]string{"checks": "1", "shrinktime": "1ns", "nofailfile": "true", "seed": "1"}
 	if soaking || os.Getenv("CARVE_SEED") != "" {
@@ -80,10 +78,10 @@ func TestTheFreeSpaceOfRandomMachinesIsWhatLvmdSays(t *testing.T) {
 	})
 	t.Logf("what happened, and how often: %v", happened)
 	if !soaking && os.Getenv("CARVE_SEED") != "" {
-		return // What one history of that seed lacks is no failure.
+		return // A single history of that seed need not do everything.
 	}
 	want := []string{"lvcreate", "lvextend", "lvremove", "vgextend", "a RAID volume was degraded"}
-	if soaking { // One history may have no free extents to move a volume to.
+	if soaking { // A history may lack free extents to move a volume to.
 		want = append(want, "pvmove")
 	}
 	for _, class := range append([]string{"thin"}, layoutNames...) {
@@ -96,36 +94,35 @@ func TestTheFreeSpaceOfRandomMachinesIsWhatLvmdSays(t *testing.T) {
 	}
 }
 
-// randomMachine is a machine, and what has happened on it.
 type randomMachine struct {
 	*process
 	r       *rapid.T
 	classes []string
-	// keeps is what the linear class must leave, in bytes.
+	// keeps is the linear class's reserve, in bytes.
 	keeps   int64
 	volumes []randomVolume
 	made    int
-	// admins are an administrator's volumes, which are of no class.
+	// admins are an administrator's volumes, without a class.
 	admins []string
-	// disks are those of the group, faulty the one that can be lost, and spare one that
-	// is in no group yet, or empty.
+	// disks are the group's disks, faulty the one that may fail, and spare one outside any group,
+	// or empty.
 	disks  []string
 	faulty *faulty
 	spare  string
-	// reserves are those of the classes, in MiB.
+	// reserves are the classes' reserves, in MiB.
 	reserves map[string]int64
-	// happened counts what happened, in all histories.
+	// happened counts events over all histories.
 	happened map[string]int
 }
 
-// randomVolume is a volume that holds 0x5a in its first bytes.
+// randomVolume holds 0x5a in its first filled bytes.
 type randomVolume struct {
 	*lvmdv1.Volume
 	filled int64
 }
 
-// newRandomMachine makes a machine. The disk that can be lost is a large one: volumes of five parts are on the
-// disks with the most free space, and so mostly on that.
+// newRandomMachine makes the disk that may fail a large one: volumes of five parts use the
+// disks with the most free space, and so mostly that one.
 func newRandomMachine(t checked, r *rapid.T) *randomMachine {
 	sizes := rapid.SliceOfN(rapid.Int64Range(52, 72), 4, 4).Draw(r, "disks in MiB")
 	devices := spares(t, append([]int64{80, 24, 88}, sizes...)...)
@@ -142,7 +139,7 @@ func newRandomMachine(t checked, r *rapid.T) *randomMachine {
 	h.keeps = keeps << 20
 	n.config = fmt.Sprintf("- {name: linear, default: true, volumeGroup: carve, reserve: %dMi}\n", keeps)
 	for _, class := range layoutNames[1:] {
-		if class == "raid6" { // which says itself what it leaves
+		if class == "raid6" { // which reports its own reserve
 			n.config += layoutClass(class, "")
 			continue
 		}
@@ -155,7 +152,6 @@ func newRandomMachine(t checked, r *rapid.T) *randomMachine {
 	return h
 }
 
-// step makes, deletes or expands a volume.
 func (h *randomMachine) step() {
 	what := rapid.SampledFrom([]string{"create", "create", "delete", "delete", "expand"}).Draw(h.r, "step")
 	if what == "create" || len(h.volumes) == 0 {
@@ -179,7 +175,7 @@ func (h *randomMachine) step() {
 	}
 }
 
-// create makes a raw volume if there is space for it, and fills it.
+// create fills a raw volume, if it fits.
 func (h *randomMachine) create(class string) {
 	h.made++
 	bytes := rapid.Int64Range(1, 8<<20).Draw(h.r, "bytes")
@@ -191,7 +187,7 @@ func (h *randomMachine) create(class string) {
 	default:
 		v := randomVolume{Volume: resp.GetVolume()}
 		Map(h.t, v.Volume)
-		if class != "thin" { // A full pool is another matter.
+		if class != "thin" { // A full pool fails differently.
 			fill(h.t, v.Volume, 0x5a)
 			v.filled = v.GetSizeBytes()
 		}
@@ -200,14 +196,14 @@ func (h *randomMachine) create(class string) {
 	}
 }
 
-// administer has an administrator change the group by hand, while lvmd runs.
+// administer changes the group by hand while lvmd runs.
 func (h *randomMachine) administer() {
-	h.finish() // What is being deleted is not to be moved.
+	h.finish() // Volumes being deleted must not be moved.
 	can := map[string]bool{
 		"lvcreate": h.freeExtents() > 0, "lvextend": len(h.admins) > 0 && h.freeExtents() > 0, "lvremove": len(h.admins) > 0,
 		"vgextend": h.spare != "", "pvmove": h.movable() != "",
 	}
-	// What happened least comes first: so all of it happens.
+	// Prefer the rarest changes, so that all of them happen.
 	changes := slices.DeleteFunc([]string{"lvcreate", "vgextend", "pvmove", "lvextend", "lvremove"}, func(c string) bool { return !can[c] })
 	if len(changes) == 0 {
 		return
@@ -221,7 +217,7 @@ func (h *randomMachine) administer() {
 		name := fmt.Sprintf("admins-%d", h.made)
 		lvmByHand(h.t, "lvcreate", "--yes", "--zero=n", "--wipesignatures=n", "--extents", h.someExtents(), "--name", name, h.group)
 		h.admins = append(h.admins, name)
-		// The next volume on these extents may not see it.
+		// The next volume on these extents must not show it.
 		overwriteDevice(h.t, "/dev/"+h.group+"/"+name, 0x77)
 	case "lvextend":
 		lvmByHand(h.t, "lvextend", "--extents", "+"+h.someExtents(), h.group+"/"+h.admins[0])
@@ -234,7 +230,7 @@ func (h *randomMachine) administer() {
 	case "pvmove":
 		source, name, _ := strings.Cut(h.movable(), " ")
 		lvmByHand(h.t, "pvmove", "--interval", "1", "--name", name, source)
-		// There is as much space as before, on other disks.
+		// The same space is free, on other disks.
 		waittest.Until(h.t, "lvmd knows what is free on each disk", func() bool {
 			for class := range inRows {
 				if _, largest := h.inRow(class); h.classNamed(class).GetMaximumVolumeSizeBytes() != largest {
@@ -247,7 +243,7 @@ func (h *randomMachine) administer() {
 	h.finish()
 }
 
-// freeExtents is how many the group has, by LVM's account.
+// freeExtents asks LVM.
 func (h *randomMachine) freeExtents() (n int64) {
 	text := lvmByHand(h.t, "vgs", "--noheadings", "-o", "vg_free_count", h.group)
 	if _, err := fmt.Sscan(text, &n); err != nil {
@@ -260,8 +256,8 @@ func (h *randomMachine) someExtents() string {
 	return strconv.FormatInt(rapid.Int64Range(1, min(3, h.freeExtents())).Draw(h.r, "extents"), 10)
 }
 
-// movable names a disk and a linear volume of lvmd's with extents on it for which
-// there is space on one of the other disks, or nothing.
+// movable returns a disk and a linear volume of lvmd's that fits on one of the other disks, or
+// "".
 func (h *randomMachine) movable() string {
 	free := map[string]int64{}
 	for line := range strings.Lines(lvmByHand(h.t, "pvs", "--noheadings", "--separator", " ", "-o", "pv_name,pv_pe_count,pv_pe_alloc_count", "--select", "vg_name="+h.group)) {
@@ -296,7 +292,6 @@ func (h *randomMachine) movable() string {
 	return ""
 }
 
-// overwriteDevice writes a pattern over all of a device.
 func overwriteDevice(t testing.TB, path string, pattern byte) {
 	t.Helper()
 	f, err := os.Open(path)
@@ -308,8 +303,7 @@ func overwriteDevice(t testing.TB, path string, pattern byte) {
 	fill(t, &lvmdv1.Volume{DevicePath: path, SizeBytes: size}, pattern)
 }
 
-// checkVolumes checks that all volumes are known, and reads what those hold that are
-// redundant or have no condition.
+// checkVolumes reads the volumes that are redundant or have no condition.
 func (h *randomMachine) checkVolumes() {
 	for _, v := range h.volumes {
 		resp, err := h.client.GetVolume(h.t.Context(), &lvmdv1.GetVolumeRequest{Id: v.GetId()})
@@ -327,7 +321,7 @@ func (h *randomMachine) checkVolumes() {
 	}
 }
 
-// loseDisk has a disk fail, and work again.
+// loseDisk makes a disk fail, and work again.
 func (h *randomMachine) loseDisk() {
 	if !h.isRAIDOnLostDisk() {
 		h.create("raid6")
@@ -347,7 +341,7 @@ func (h *randomMachine) loseDisk() {
 	if status.Code(err) != codes.Unavailable {
 		h.r.Fatalf("a creation while a disk is lost: %v", err)
 	}
-	h.checkVolumes() // What is redundant is whole, and its kernel notices the loss.
+	h.checkVolumes() // Redundant volumes are intact, and reading makes the kernel notice the loss.
 	if isDegraded {
 		waittest.Until(h.t, "a RAID volume is degraded", func() bool { return strings.Contains(h.conditions(), "Degraded") },
 			func() any { return h.state() }, func() any { return byHand(h.t, "dmsetup", "status") })
@@ -367,7 +361,6 @@ func (h *randomMachine) loseDisk() {
 	h.checkVolumes()
 }
 
-// isRAIDOnLostDisk reports whether a part of a RAID volume is on the disk that can be lost.
 func (h *randomMachine) isRAIDOnLostDisk() bool {
 	for line := range strings.Lines(lvmByHand(h.t, "lvs", "--all", "--noheadings", "--segments", "-o", "lv_name,devices", h.group)) {
 		if strings.Contains(line, "_rimage_") && strings.Contains(line, " "+h.faulty.path()+"(") {
@@ -377,7 +370,6 @@ func (h *randomMachine) isRAIDOnLostDisk() bool {
 	return false
 }
 
-// freeSpace is what lvmd says of its classes.
 func (h *randomMachine) freeSpace() string {
 	var all []string
 	for _, c := range h.state().GetClasses() {
@@ -386,7 +378,6 @@ func (h *randomMachine) freeSpace() string {
 	return strings.Join(all, "; ")
 }
 
-// finish waits until what was deleted is gone.
 func (h *randomMachine) finish() {
 	h.t.Helper()
 	waittest.Until(h.t, "what was deleted is gone", func() bool { return len(h.leftovers()) == len(h.volumes)+len(h.admins) })
@@ -395,7 +386,7 @@ func (h *randomMachine) finish() {
 
 func (h *randomMachine) linear() *lvmdv1.DeviceClass { return h.state().GetClasses()[0] }
 
-// free is what LVM says that linear volumes can have.
+// free is the space for linear volumes in LVM.
 func (h *randomMachine) free() int64 {
 	text := lvmByHand(h.t, "vgs", "--noheadings", "--units", "b", "--nosuffix", "-o", "vg_free,vg_extent_size", h.group)
 	var free, extent int64
@@ -405,7 +396,7 @@ func (h *randomMachine) free() int64 {
 	return max(0, free-(h.keeps+extent-1)/extent*extent)
 }
 
-// checkFreeSpace holds what lvmd says against what the next one says, and fills each class.
+// checkFreeSpace compares lvmd's report with the next lvmd's, and fills each class.
 func (h *randomMachine) checkFreeSpace() {
 	h.finish()
 	said := h.freeSpace()
@@ -425,7 +416,7 @@ func (h *randomMachine) checkFreeSpace() {
 	}
 }
 
-// inRows are the classes whose volumes lie on several disks at once.
+// inRows are the classes whose volumes span several disks.
 var inRows = map[string]layout.Layout{
 	"striped": {Type: layout.Striped, Stripes: 2},
 	"raid1":   {Type: layout.RAID1, Mirrors: 1},
@@ -434,7 +425,8 @@ var inRows = map[string]layout.Layout{
 	"raid6":   {Type: layout.RAID6, Stripes: 3},
 }
 
-// inRow is what a class of inRows can give, in all and in one volume, by what LVM says is free on each disk.
+// inRow computes the total and the largest volume of a class from LVM's free space on each
+// disk.
 func (h *randomMachine) inRow(class string) (available, largest int64) {
 	const extent = 4 << 20
 	var free []int64
@@ -445,7 +437,6 @@ func (h *randomMachine) inRow(class string) (available, largest int64) {
 	return inRows[class].Available(free, reserve) * extent, inRows[class].Largest(free, reserve) * extent
 }
 
-// sizeOf is the size of all volumes of a class.
 func (h *randomMachine) sizeOf(class string) (sum int64) {
 	for _, v := range h.volumes {
 		if v.GetDeviceClass() == class {
@@ -455,8 +446,8 @@ func (h *randomMachine) sizeOf(class string) (sum int64) {
 	return sum
 }
 
-// fillClass makes volumes in a class until it has no free space, each as large as can be,
-// and checks at each that one unit more is refused.
+// fillClass fills a class with volumes of the maximum size, and checks each time that one unit
+// more is rejected.
 func (h *randomMachine) fillClass(class string) (filled []*lvmdv1.Volume) {
 	c := h.classNamed(class)
 	unit := c.GetAllocationUnitBytes()
@@ -466,7 +457,7 @@ func (h *randomMachine) fillClass(class string) (filled []*lvmdv1.Volume) {
 			h.r.Fatalf("class %v: by LVM, %d bytes are available, and %d in one volume", c, available, largest)
 		}
 	}
-	// What a thin pool may hold in sum is not what decides where that is more than what fits below its threshold.
+	// A thin pool's limit on the sum applies only if it is below what fits under the threshold.
 	inSum := c.GetTotalBytes() - h.sizeOf(class)
 	bySum := class != "thin" || said == inSum
 	exact := bySum && (class == "linear" || class == "thin" || class == "striped")
@@ -481,7 +472,7 @@ func (h *randomMachine) fillClass(class string) (filled []*lvmdv1.Volume) {
 		}
 		size := most
 		if class == "striped" {
-			// All of it is used only by volumes of which each is on the freest disks.
+			// Only small volumes, each on the freest disks, can use all of it.
 			size = unit
 		}
 		resp, err := h.client.CreateVolume(h.t.Context(), inClass(create(fmt.Sprintf("pvc-%s-%d", class, len(filled)), size, ""), class))

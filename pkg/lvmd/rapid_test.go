@@ -20,18 +20,15 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// fewHistories keeps the number of random histories of a test small, unless the
-// command line says otherwise.
+// fewHistories limits the histories unless the command line sets another number.
 func fewHistories(t *testing.T) {
 	t.Helper()
 	rapidtest.Set(t, map[string]string{"checks": "25"})
 }
 
-// TestAnySequenceOfCallsKeepsItsInvariants runs random sequences of calls,
-// administrators' commands, reboots and kills, and checks after each step that
-// what is reported is true: acknowledged volumes are there, sizes add up, a
-// volume of the maximum fits and one extent more does not, no volume shows
-// what another held, and the model is what a fresh scan gives.
+// After each random call, administrator's command, reboot or kill, the reports must be true:
+// acknowledged volumes exist, sizes add up, a volume of the maximum fits and one extent more
+// does not, no volume shows another's data, and the inventory matches a fresh scan.
 func TestAnySequenceOfCallsKeepsItsInvariants(t *testing.T) {
 	fewHistories(t)
 	rapid.Check(t, func(r *rapid.T) {
@@ -53,7 +50,6 @@ func TestAnySequenceOfCallsKeepsItsInvariants(t *testing.T) {
 	})
 }
 
-// history is what has happened so far.
 type history struct {
 	machine *machine
 	daemon  *daemon
@@ -65,7 +61,7 @@ type history struct {
 	next    int
 }
 
-// pick draws the name of a volume, or nothing when there is none.
+// pick skips the step if no volume exists.
 func (h *history) pick(r *rapid.T) string {
 	if len(h.volumes) == 0 {
 		r.Skip("there are no volumes")
@@ -73,7 +69,7 @@ func (h *history) pick(r *rapid.T) string {
 	return rapid.SampledFrom(slices.Sorted(maps.Keys(h.volumes))).Draw(r, "volume")
 }
 
-// finished waits until wipes and removals are over, and returns the free space.
+// finished waits for wipes and removals, and returns the free space.
 func (h *history) finished() int64 {
 	h.daemon.t = h.t
 	waittest.Until(h.t, "nothing is under way", h.daemon.isIdle)
@@ -147,7 +143,6 @@ func (h *history) expand(r *rapid.T) {
 	}
 }
 
-// mount mounts a volume, or unmounts it.
 func (h *history) mount(r *rapid.T) {
 	name := h.pick(r)
 	if h.mounted[name] {
@@ -159,7 +154,7 @@ func (h *history) mount(r *rapid.T) {
 	h.mounted[name] = true
 }
 
-// administer does something without lvmd.
+// administer changes the group without lvmd.
 func (h *history) administer(r *rapid.T) {
 	ctx := h.t.Context()
 	if h.admins > 0 && rapid.Bool().Draw(r, "remove") {
@@ -175,7 +170,6 @@ func (h *history) administer(r *rapid.T) {
 	}
 }
 
-// restart ends lvmd in one of the ways it can end, and starts it again.
 func (h *history) restart(r *rapid.T) {
 	switch rapid.SampledFrom([]string{"stop", "kill", "reboot"}).Draw(r, "how") {
 	case "stop":
@@ -190,7 +184,7 @@ func (h *history) restart(r *rapid.T) {
 	h.daemon = h.machine.start(h.t)
 }
 
-// maximum holds the reported maximum against the real one.
+// maximum compares the reported maximum with the real one.
 func (h *history) maximum(r *rapid.T) {
 	free := h.finished()
 	q := request("maximum", free+1)
@@ -207,7 +201,7 @@ func (h *history) maximum(r *rapid.T) {
 	must.Get(h.daemon.client.DeleteVolume(h.t.Context(), &lvmdv1.DeleteVolumeRequest{Id: resp.GetVolume().GetId()}))(r)
 }
 
-// check holds what is reported against what was acknowledged.
+// check compares the reports with the acknowledgements.
 func (h *history) check(r *rapid.T) {
 	h.daemon.t = h.t
 	listed := map[string]*lvmdv1.Volume{}

@@ -14,8 +14,7 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// BenchmarkReads measures what callers of the socket wait for answers that run
-// no command, with some volumes in the model.
+// BenchmarkReads measures calls over the socket that run no command.
 func BenchmarkReads(b *testing.B) {
 	for _, held := range []int{0, 100, 1000} {
 		b.Run(fmt.Sprintf("holding %d", held), func(b *testing.B) {
@@ -39,7 +38,6 @@ func BenchmarkReads(b *testing.B) {
 	}
 }
 
-// benchClient is connected to a service that holds so many volumes.
 func benchClient(b *testing.B, held int) lvmdv1.LVMDClient {
 	b.Helper()
 	fake := lvmfake.New()

@@ -56,7 +56,7 @@ func TestAListSaysOfAVolumeWhatItIsAtThatMoment(t *testing.T) {
 	same()
 }
 
-// TestVolumesOnTheSameDisksHaveOneNameForThem has volumes on either disk of a group, and on both.
+// The volumes lie on either disk of a group, or on both.
 func TestVolumesOnTheSameDisksHaveOneNameForThem(t *testing.T) {
 	m := newMachine(t)
 	m.fake.AddGroupOf("second", testExtent, testTotal, testTotal)
@@ -87,8 +87,7 @@ func TestVolumesOnTheSameDisksHaveOneNameForThem(t *testing.T) {
 	}
 }
 
-// TestListsAtTheSameTimeAreWhole: neither other lists nor callers that leave change what
-// a caller gets.
+// Neither other lists nor callers that leave may change a result.
 func TestListsAtTheSameTimeAreWhole(t *testing.T) {
 	m := newMachine(t)
 	m.fake.RemoveGroup(testGroup)

@@ -19,9 +19,9 @@ import (
 func TestWhatAKilledExpansionLeftInconsistentIsRepairedBeforeAnythingElse(t *testing.T) {
 	for _, c := range []struct {
 		name string
-		// committed reports whether the command was killed after its commit.
+		// committed means that the command was killed after its commit.
 		committed bool
-		// locked reports whether another program keeps the group from being repaired at first.
+		// locked means that another program at first keeps lvmd from repairing the group.
 		locked bool
 	}{
 		{"before its commit", false, false},

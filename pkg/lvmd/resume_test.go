@@ -17,7 +17,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// resume begins a stream where the mirror's ended.
+// resume begins a stream where the previous one ended.
 func (m *mirror) resume(ctx context.Context, d *daemon) grpcStream {
 	d.t.Helper()
 	w := must.Get(d.client.Watch(ctx, &lvmdv1.WatchRequest{Epoch: m.epoch, Generation: m.generation}))(d.t)
@@ -28,7 +28,6 @@ type grpcStream interface {
 	Recv() (*lvmdv1.WatchResponse, error)
 }
 
-// first is the first message of a stream that goes on after an epoch and generation.
 func (d *daemon) first(epoch string, generation uint64) *lvmdv1.WatchResponse {
 	d.t.Helper()
 	ctx, cancel := context.WithCancel(d.t.Context())
@@ -101,8 +100,8 @@ func TestAStreamThatCannotBeResumedBeginsWithTheFullState(t *testing.T) {
 	}
 }
 
-// TestAWatcherThatResumesAtRandomSeesWhatIsThere has a reader break off and go on anywhere
-// in a random run, and holds what it has in the end against the full state.
+// A reader breaks off and resumes anywhere in a random run; in the end its state must equal the
+// full state.
 func TestAWatcherThatResumesAtRandomSeesWhatIsThere(t *testing.T) {
 	fewHistories(t)
 	rapid.Check(t, func(r *rapid.T) {
@@ -142,7 +141,7 @@ func TestAWatcherThatResumesAtRandomSeesWhatIsThere(t *testing.T) {
 				}
 			case "expand":
 				if len(ids) > 0 {
-					// Where the group is away it fails, which is as good.
+					// It may fail while the group is away.
 					_, _ = d.client.ExpandVolume(t.Context(), expandRequest(rapid.SampledFrom(ids).Draw(r, "volume"), 2))
 				}
 			case "delete":
@@ -158,7 +157,7 @@ func TestAWatcherThatResumesAtRandomSeesWhatIsThere(t *testing.T) {
 					receive()
 				}
 			case "reload":
-				// It may be refused, or need a start.
+				// It may be rejected or need a start.
 				_ = d.Reload(parse(t, rapid.SampledFrom(configs).Draw(r, "configuration")))
 			case "plug":
 				plugged = !plugged

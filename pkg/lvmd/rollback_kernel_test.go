@@ -20,8 +20,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// rollBack gives an lvmd that has ended the journal that it had when all of its volumes were in
-// a phase, and provisional.
+// rollBack sets the journal of an ended lvmd back to when all volumes were provisional and in
+// the given phase.
 func (n *node) rollBack(t *testing.T, phase spec.Phase) {
 	t.Helper()
 	j, _, _, err := journal.Open(filepath.Join(n.dir, "state", "journal.db"))
@@ -33,7 +33,6 @@ func (n *node) rollBack(t *testing.T, phase spec.Phase) {
 	}
 }
 
-// checkKept fails the test if a volume can be deleted as provisional.
 func (p *process) checkKept(v *lvmdv1.Volume) {
 	p.t.Helper()
 	_, err := p.client.DeleteVolume(p.t.Context(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId(), OnlyProvisional: true})
@@ -42,12 +41,12 @@ func (p *process) checkKept(v *lvmdv1.Volume) {
 	}
 }
 
-// TestAJournalThatIsRolledBackDestroysNoRealVolume has volumes of each kind that were provisional until they
-// were kept, one of them mounted.
+// The volumes, one of them mounted, were provisional until they were kept.
 func TestAJournalThatIsRolledBackDestroysNoRealVolume(t *testing.T) {
 	for name, test := range map[string]struct {
 		node func(*testing.T) *node
-		// lost is true where the journal is lost, and early where that may be before the tags are off.
+		// lost means that the journal is lost; early means that this may happen before the tags are
+		// removed.
 		lost, early bool
 	}{
 		"thick": {thickNode, false, true}, "thin": {poolNode, false, false}, "RAID": {mirrorNode, false, true}, "thick, lost": {thickNode, true, true},
@@ -128,8 +127,7 @@ func TestAJournalThatIsRolledBackDestroysNoRealVolume(t *testing.T) {
 	}
 }
 
-// TestAJournalThatIsRolledBackReformatsNoRealVolume has it from when volumes without a key were being
-// reformatted.
+// The journal is from when volumes without a key were being reformatted.
 func TestAJournalThatIsRolledBackReformatsNoRealVolume(t *testing.T) {
 	n := newNode(t)
 	p := n.start()
@@ -160,7 +158,7 @@ func TestAJournalThatIsRolledBackReformatsNoRealVolume(t *testing.T) {
 	waittest.Until(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 && len(n.sealedDevices()) == 0 })
 }
 
-// TestAJournalOfALaterFormatLeavesRealVolumesAlone has lvmd end, with the reason, before it does anything.
+// lvmd reports the reason and ends before it does anything.
 func TestAJournalOfALaterFormatLeavesRealVolumesAlone(t *testing.T) {
 	n := newNode(t)
 	p := n.start()

@@ -28,7 +28,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// keptJournal is a journal as it was at an earlier time.
+// keptJournal is a copy of the journal from an earlier time.
 type keptJournal struct {
 	m       *machine
 	content []byte
@@ -36,10 +36,9 @@ type keptJournal struct {
 
 func (k *keptJournal) path() string { return filepath.Join(k.m.state, "journal.db") }
 
-// keep keeps the journal as it is.
 func (k *keptJournal) keep(t *testing.T) { k.content = must.Get(os.ReadFile(k.path()))(t) }
 
-// keepAt has an lvmd keep its journal at the last time that it comes past a place.
+// keepAt copies the journal at each passage of the points; the last copy counts.
 func (k *keptJournal) keepAt(t *testing.T, points ...string) func(*daemon, *Options) {
 	return func(d *daemon, o *Options) {
 		o.crashPoint = func(point string) {
@@ -51,7 +50,6 @@ func (k *keptJournal) keepAt(t *testing.T, points ...string) func(*daemon, *Opti
 	}
 }
 
-// rollBack puts back what was kept.
 func (k *keptJournal) rollBack(t *testing.T) {
 	t.Helper()
 	if k.content == nil {
@@ -60,8 +58,8 @@ func (k *keptJournal) rollBack(t *testing.T) {
 	must.Succeed(t, os.WriteFile(k.path(), k.content, 0o600))
 }
 
-// TestAVolumeThatWasHandedOutIsKeptWhateverTheJournalSays rolls the journal back to the moment in
-// which it had the volume as being made, or loses it, before or after the volume's tag is taken off.
+// The journal is lost, or rolled back to the volume's creation, before or after the tag is
+// removed.
 func TestAVolumeThatWasHandedOutIsKeptWhateverTheJournalSays(t *testing.T) {
 	thick := newMachine
 	thin := func(t *testing.T) *machine { return thinMachine(t, "size: 80Mi, overprovisioning: 9") }
@@ -73,7 +71,7 @@ func TestAVolumeThatWasHandedOutIsKeptWhateverTheJournalSays(t *testing.T) {
 	for name, test := range map[string]struct {
 		machine func(*testing.T) *machine
 		create  func(*daemon) *lvmdv1.Volume
-		// tagged is true of what may be handed out with its tag.
+		// tagged volumes may be handed out with their tag.
 		tagged bool
 	}{
 		"a raw volume":            {thick, func(d *daemon) *lvmdv1.Volume { return d.create(request("v", 4)) }, false},
@@ -148,7 +146,7 @@ func TestAVolumeThatWasHandedOutIsKeptWhateverTheJournalSays(t *testing.T) {
 	}
 }
 
-// found is a volume that is ready, at once.
+// found returns a volume that must be ready at once.
 func (d *daemon) found(name string) *lvmdv1.Volume {
 	d.t.Helper()
 	resp, err := d.client.GetVolume(d.t.Context(), &lvmdv1.GetVolumeRequest{Name: name})
@@ -158,7 +156,7 @@ func (d *daemon) found(name string) *lvmdv1.Volume {
 	return resp.GetVolume()
 }
 
-// record is what the journal of an lvmd that has ended has of a volume.
+// record reads the journal of an lvmd that has ended.
 func (k *keptJournal) record(t *testing.T, id string) spec.Record {
 	t.Helper()
 	j, _, _, err := journal.Open(k.path())
@@ -184,7 +182,7 @@ func TestASnapshotThatWasHandedOutIsKeptWhateverTheJournalSays(t *testing.T) {
 	d.shows(d.create(from(request("again", 4), s.GetId())).GetId(), 4, 0x5a)
 }
 
-// killedAt is a machine on which lvmd was killed while it made a volume.
+// killedAt kills lvmd at a point of a creation.
 func killedAt(t *testing.T, r *lvmdv1.CreateVolumeRequest, point string) *machine {
 	t.Helper()
 	m := newMachine(t)
@@ -196,7 +194,7 @@ func killedAt(t *testing.T, r *lvmdv1.CreateVolumeRequest, point string) *machin
 	return m
 }
 
-// TestWhatIsNotCompleteIsUndoneWithoutAJournal: no later request gets it.
+// No later request may get such a volume.
 func TestWhatIsNotCompleteIsUndoneWithoutAJournal(t *testing.T) {
 	for name, test := range map[string]struct {
 		request *lvmdv1.CreateVolumeRequest
@@ -219,7 +217,7 @@ func TestWhatIsNotCompleteIsUndoneWithoutAJournal(t *testing.T) {
 	}
 }
 
-// TestAnEncryptedFileSystemThatLostItsKeyBeforeItWasHandedOutIsUndone: nothing that it held is left.
+// Nothing of its contents is left.
 func TestAnEncryptedFileSystemThatLostItsKeyBeforeItWasHandedOutIsUndone(t *testing.T) {
 	m := killedAt(t, sealed(fsRequest("v", 4, "ext4")), "create: formatted")
 	m.fake.Deactivate()
@@ -230,8 +228,7 @@ func TestAnEncryptedFileSystemThatLostItsKeyBeforeItWasHandedOutIsUndone(t *test
 	d.checkClean()
 }
 
-// TestAVolumeWhoseEndOfMakingIsNotInTheJournalIsThere kills lvmd between the effect that shows that
-// the volume is complete and the record.
+// lvmd is killed after the effect that completes the volume, before the record.
 func TestAVolumeWhoseEndOfMakingIsNotInTheJournalIsThere(t *testing.T) {
 	for name, test := range map[string]struct {
 		request *lvmdv1.CreateVolumeRequest
@@ -254,8 +251,7 @@ func TestAVolumeWhoseEndOfMakingIsNotInTheJournalIsThere(t *testing.T) {
 	}
 }
 
-// TestWhatCannotBeLookedAtIsNotUndone: it may have been handed out. The start that can read it
-// decides.
+// It may have been handed out. A later start that can read it decides.
 func TestWhatCannotBeLookedAtIsNotUndone(t *testing.T) {
 	r := fsRequest("v", 4, "ext4")
 	for _, at := range []string{"create: carved", "create: formatted"} {
@@ -281,7 +277,7 @@ func TestWhatCannotBeLookedAtIsNotUndone(t *testing.T) {
 	}
 }
 
-// TestWhatHasNoDeviceAtAStartIsLookedAtOnceItHas: no other start comes for a user's claim that waits.
+// A user's waiting claim must not depend on another start.
 func TestWhatHasNoDeviceAtAStartIsLookedAtOnceItHas(t *testing.T) {
 	r := fsRequest("v", 4, "ext4")
 	for _, at := range []string{"create: carved", "create: formatted"} {
@@ -311,7 +307,7 @@ func TestWhatHasNoDeviceAtAStartIsLookedAtOnceItHas(t *testing.T) {
 	}
 }
 
-// scanned has the groups that a scan finds changed before lvmd gets them.
+// scanned changes the groups that a scan finds.
 type scanned struct {
 	lvm.Groups
 	change func(*lvm.Group)
@@ -325,8 +321,7 @@ func (s scanned) Scan(ctx context.Context, groups []string) ([]lvm.Group, error)
 	return found, err
 }
 
-// TestASnapshotIsLookedAtOnceItIsKnownWhetherItsPoolHasIt: one that its pool does not have would be made later, of
-// what its source holds then.
+// A snapshot missing in its pool would be created later, from its source's later contents.
 func TestASnapshotIsLookedAtOnceItIsKnownWhetherItsPoolHasIt(t *testing.T) {
 	for name, isMade := range map[string]bool{"the pool has it": true, "the pool does not have it": false} {
 		t.Run(name, func(t *testing.T) {
@@ -364,7 +359,7 @@ func TestASnapshotIsLookedAtOnceItIsKnownWhetherItsPoolHasIt(t *testing.T) {
 	}
 }
 
-// TestAnIntentOfAnEarlierVersionIsNeverWiped: that version tagged no volumes that it was making.
+// That version did not tag volumes during creation.
 func TestAnIntentOfAnEarlierVersionIsNeverWiped(t *testing.T) {
 	for name, test := range map[string]struct {
 		request *lvmdv1.CreateVolumeRequest
@@ -417,7 +412,6 @@ func TestAnIntentOfAnEarlierVersionIsNeverWiped(t *testing.T) {
 				t.Errorf("it holds %d blocks of %#x, error %v", blocks, pattern, err)
 			}
 			if test.request.GetFsType() != "" {
-				// Its file system is restored.
 				m.mu.Lock()
 				m.formatted["/dev/"+testGroup+"/"+id] = filesystem.FormatOptions{Type: filesystem.Ext4, UUID: r.Ident.FSUUID}
 				m.mu.Unlock()
@@ -434,8 +428,7 @@ func TestAnIntentOfAnEarlierVersionIsNeverWiped(t *testing.T) {
 	}
 }
 
-// TestADeletionGoesOnAfterTheJournalWasRolledBack has a volume of the same name beside it, which
-// the journal does not know.
+// A volume of the same name, unknown to the journal, exists beside it.
 func TestADeletionGoesOnAfterTheJournalWasRolledBack(t *testing.T) {
 	m := newMachine(t)
 	var unwiped atomic.Value
@@ -451,7 +444,7 @@ func TestADeletionGoesOnAfterTheJournalWasRolledBack(t *testing.T) {
 	d.fill(old, 0x33)
 	d.stop()
 	k.keep(t)
-	// It stays, marked, and is not wiped.
+	// It stays, marked but not wiped.
 	unwiped.Store(old)
 	d = m.start(t)
 	crashed := d.gate.crashNext("delete: marked")
@@ -493,7 +486,7 @@ func TestThatAHeaderWasMadeIsKnownAfterTheJournalWasRolledBack(t *testing.T) {
 	}
 }
 
-// TestWithoutAJournalNothingThatWasHandedOutIsFormattedAgain: what should be there is damaged.
+// The volumes' contents are damaged.
 func TestWithoutAJournalNothingThatWasHandedOutIsFormattedAgain(t *testing.T) {
 	for name, r := range map[string]*lvmdv1.CreateVolumeRequest{
 		"a file system": fsRequest("v", 4, "ext4"), "one with a kept key": kept(fsRequest("v", 4, "ext4")),
@@ -527,8 +520,7 @@ func TestWithoutAJournalNothingThatWasHandedOutIsFormattedAgain(t *testing.T) {
 	}
 }
 
-// TestAVolumeThatWasReformattedIsKeptWhateverTheJournalSays rolls the journal back to the moment in
-// which volumes were being reformatted after a reboot.
+// The journal is rolled back to the reformatting after a reboot.
 func TestAVolumeThatWasReformattedIsKeptWhateverTheJournalSays(t *testing.T) {
 	m := newMachine(t)
 	k := &keptJournal{m: m}

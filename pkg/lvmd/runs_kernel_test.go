@@ -26,14 +26,13 @@ func mirrorNode(t *testing.T) *node {
 	return n
 }
 
-// wideNode has five disks, and one class with a layout over several of them.
 func wideNode(t *testing.T, layout string) *node {
 	n := newNode(t, spares(t, 64, 64, 64, 64, 64)...)
 	n.config = layoutClass(layout, "default: true, ")
 	return n
 }
 
-// runThick has an lvmd do everything that thick volumes go through.
+// runThick covers all operations on thick volumes.
 func (s *scenario) runThick(p *process) {
 	s.create(p, create("pvc-fs", 16<<20, "ext4"))
 	s.create(p, create("pvc-raw", 8<<20, ""))
@@ -43,7 +42,7 @@ func (s *scenario) runThick(p *process) {
 	s.clone(p, "pvc-copy", "pvc-kept")
 }
 
-// runThin is what thin volumes and their snapshots go through.
+// runThin covers thin volumes and their snapshots.
 func (s *scenario) runThin(p *process) {
 	s.create(p, create("pvc-kept", 8<<20, ""))
 	s.snapshot(p, "snapshot", "pvc-kept")
@@ -54,7 +53,7 @@ func (s *scenario) runThin(p *process) {
 	s.delete(p, "pvc-restored")
 }
 
-// runMirrored is what RAID volumes go through.
+// runMirrored covers RAID volumes.
 func (s *scenario) runMirrored(p *process) {
 	s.create(p, create("pvc-kept", 8<<20, ""))
 	s.expand(p, "pvc-kept", 16<<20)
@@ -62,7 +61,7 @@ func (s *scenario) runMirrored(p *process) {
 	s.delete(p, "pvc-fs")
 }
 
-// The names of places at which lvmd comes past in any run, in the order of the operations.
+// Crash points that every run passes, in the order of the operations.
 var (
 	creationPlaces  = []string{"create: intent written", "create: carved", "create: formatted", "create: ready"}
 	expansionPlaces = []string{"expand: admitted", "expand: extension made", "expand: extension zeroed", "expand: grown", "expand: extension removed"}
@@ -85,7 +84,7 @@ func TestKilledBetweenTwoEffectsOnRealRAIDVolumes(t *testing.T) {
 		expansionPlaces, deletionPlaces, []string{"create: untagged", "delete: chunk wiped"}))
 }
 
-// killBetween has an lvmd crash at one place after the other, each in a run of its own.
+// killBetween crashes lvmd at one point after the other, each in its own run.
 func (n *node) killBetween(t *testing.T, run func(*scenario, *process), few int, places []string) {
 	t.Helper()
 	p := n.start()
@@ -98,18 +97,17 @@ func (n *node) killBetween(t *testing.T, run func(*scenario, *process), few int,
 		p = n.start()
 		s.check(p, all)
 		p.kill()
-		// What lvmd wiped is known to be zero until another program changes the group. In a soak
-		// everything would be, after a few runs, and no expansion would have to make it so.
+		// Space that lvmd wiped counts as zero until another program changes the group. When
+		// soaking, that would soon be all space, and no expansion would zero anything.
 		lvmByHand(t, "vgchange", "--addtag", "by-hand", n.group)
 		lvmByHand(t, "vgchange", "--deltag", "by-hand", n.group)
 		return place
 	})
 }
 
-// eachPlace starts one lvmd after the other, of which each crashes at another place: at a few of those
-// that are named, chosen by chance, or at all that there are. A name that is there for the second
-// time is of the second time that lvmd comes to the place. run returns the place at which lvmd
-// crashed, or nothing where it did not.
+// eachPlace starts lvmds that each crash at another point: at a few random ones of those named,
+// or, when soaking, at all. A name that repeats stands for the second passage. run returns the
+// point of the crash, or "" if lvmd did not crash.
 func (n *node) eachPlace(t *testing.T, few int, named []string, run func(number int, p *process) (place string)) {
 	t.Helper()
 	missed := map[string]bool{}
@@ -143,8 +141,8 @@ func (n *node) eachPlace(t *testing.T, few int, named []string, run func(number 
 	}
 }
 
-// end waits until lvmd has crashed, or has done everything where there may be no crash point
-// left, and returns the place.
+// end waits until lvmd has crashed, or is idle with possibly no crash point left, and returns
+// the point.
 func (s *scenario) end(p *process) (place string) {
 	s.n.t.Helper()
 	waittest.Until(s.n.t, "lvmd has ended", func() bool {

@@ -15,8 +15,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestBlocksSmallerThanTheSectorsOfTheDisks asks for file systems that cannot be made on disks
-// with sectors of 4096 bytes.
+// The disks' sectors of 4096 bytes do not allow the requested file systems.
 func TestBlocksSmallerThanTheSectorsOfTheDisks(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "disk")
 	must.Succeed(t, os.WriteFile(file, nil, 0o600))

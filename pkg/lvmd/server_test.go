@@ -44,7 +44,7 @@ func TestAStaleSocketIsReplacedAndIsItsOwnersAlone(t *testing.T) {
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("mode %v, error %v", info.Mode(), err)
 	}
-	// What ends without a word leaves its socket behind.
+	// A killed lvmd leaves its socket behind.
 	first.Close()
 	must.Get(os.Stat(path))(t)
 	second, err := Listen(path)

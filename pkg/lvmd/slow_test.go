@@ -13,13 +13,11 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// hangingDisk is an LVM with a group on a disk that can stop to answer.
 type hangingDisk struct {
 	lvm.Groups
 	group string
 	hangs atomic.Bool
-	// answers is closed when it answers again; asked has an element once it was
-	// read in vain.
+	// answers is closed when the disk responds again; asked is set by reads in vain.
 	answers chan struct{}
 	asked   wakeup.Signal
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// beCheck is the real program of its name, but waits until its folder has a file "go".
+// beCheck runs the real program of its name once its folder has a file "go".
 func beCheck() {
 	must := func(err error) {
 		if err != nil {
@@ -43,8 +43,8 @@ func beCheck() {
 	must(syscall.Exec(path, os.Args, os.Environ()))
 }
 
-// slowlyChecked has lvmd and its lvm check with beCheck in place of the program, thin_check or cache_check. checking
-// is there once a check has begun, and no check goes on until goOn is.
+// slowlyChecked replaces program, thin_check or cache_check, by beCheck for lvmd and its lvm.
+// The file checking appears when a check begins; the check continues once goOn exists.
 func (n *node) slowlyChecked(program string) (checking, goOn string) {
 	n.t.Helper()
 	n.standIn()
@@ -56,7 +56,6 @@ func (n *node) slowlyChecked(program string) (checking, goOn string) {
 	return filepath.Join(n.programs, "checking"), filepath.Join(n.programs, "go")
 }
 
-// poolComponents are the kernel's devices for components of the pool.
 func (n *node) poolComponents() (names []string) {
 	n.t.Helper()
 	for name := range strings.FieldsSeq(mappings(n.t, "-o", "name")) {
@@ -67,7 +66,7 @@ func (n *node) poolComponents() (names []string) {
 	return names
 }
 
-// inactive is what a class says of its thin pool when that has no device.
+// inactive returns the class's condition for a thin pool without a device.
 func (p *process) inactive(class string) string {
 	p.t.Helper()
 	for _, c := range p.classNamed(class).GetConditions() {
@@ -78,8 +77,8 @@ func (p *process) inactive(class string) string {
 	return ""
 }
 
-// TestASlowCheckOfAThinPoolHoldsUpNothingElse starts lvmd after a reboot, on a node with a pool whose
-// check takes long. In the first run lvmd is killed meanwhile, and in the second the check outlasts its deadline.
+// After a reboot, a pool's check takes long. In the first run lvmd is killed during the check,
+// in the second the check exceeds its deadline.
 func TestASlowCheckOfAThinPoolHoldsUpNothingElse(t *testing.T) {
 	n := newNode(t)
 	lvmByHand(t, "vgcreate", "--yes", "other", "/dev/vdc")
@@ -110,7 +109,7 @@ func TestASlowCheckOfAThinPoolHoldsUpNothingElse(t *testing.T) {
 		t.Errorf("the volume beside the pool is not active: %v", err)
 	}
 	p.delete(p.create(create("pvc-other", 16<<20, "ext4")).GetId())
-	// The deadline of LVM's own check is an hour; the test's is earlier.
+	// LVM's own check may take an hour; the test's deadline is earlier.
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	same, err := p.client.CreateVolume(ctx, inClass(create("pvc-same", 16<<20, "ext4"), "beside"))
@@ -152,8 +151,8 @@ func TestASlowCheckOfAThinPoolHoldsUpNothingElse(t *testing.T) {
 	waittest.Until(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 })
 }
 
-// TestAPoolThatWasCheckedIsNotCheckedByLVM has LVM's own check fail always, and at first the other one, too. The metadata
-// are linear, or mirrored.
+// LVM's own check always fails, and at first lvmd's does, too. The metadata are linear or
+// mirrored.
 func TestAPoolThatWasCheckedIsNotCheckedByLVM(t *testing.T) {
 	for name, layout := range map[string]string{"linear": "", "mirrored": ", layout: {type: raid1}"} {
 		t.Run(name, func(t *testing.T) {
@@ -189,11 +188,10 @@ func TestAPoolThatWasCheckedIsNotCheckedByLVM(t *testing.T) {
 	}
 }
 
-// metadataBlock is a block of a thin pool's metadata, of which the first is the superblock.
+// metadataBlock is the block size of thin metadata; block 0 is the superblock.
 const metadataBlock = 4096
 
-// TestThePoolsFlagAndDamageAreSeenBeforeItIsActivated starts lvmd after a reboot, with a pool whose metadata
-// are damaged, and then say that they need a check.
+// After a reboot, a pool's metadata are damaged, and then flagged as needing a check.
 func TestThePoolsFlagAndDamageAreSeenBeforeItIsActivated(t *testing.T) {
 	n := newNode(t)
 	n.config = "- {name: local, default: true, volumeGroup: carve}\n" +
@@ -204,7 +202,7 @@ func TestThePoolsFlagAndDamageAreSeenBeforeItIsActivated(t *testing.T) {
 	must.Succeed(t, p.stop())
 	table := byHand(t, "dmsetup", "table", "carve-carve--pool_tmeta")
 	lvmByHand(t, "vgchange", "--activate", "n", n.group)
-	// edit changes the pool's metadata while nothing has them active.
+	// edit changes the pool's metadata while they are inactive.
 	edit := func(change func(f *os.File)) {
 		t.Helper()
 		byHand(t, "dmsetup", "create", "edited", "--table", strings.TrimSpace(table))
@@ -237,7 +235,7 @@ func TestThePoolsFlagAndDamageAreSeenBeforeItIsActivated(t *testing.T) {
 		binary.LittleEndian.PutUint32(super, ^crc32.Checksum(super[4:], crc32.MakeTable(crc32.Castagnoli))^160774)
 		must.Get(f.WriteAt(flagged, 0))(t)
 	})
-	// Whether LVM's check clears the flag depends on how LVM was built. This one fails.
+	// Whether LVM's check clears the flag depends on LVM's build. This one fails.
 	n.standIn()
 	config := filepath.Join(n.dir, "config")
 	must.Succeed(t, os.WriteFile(config, []byte(`global { thin_check_executable="/bin/false" }`), 0o600))

@@ -11,8 +11,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestAWipeThatHangsInTheKernelHoldsUpNoneOnAnotherDisk has a deleted volume stop answering, on one of a
-// group's two disks, and deletes another one on each disk: the one on the other disk is wiped and removed.
+// A deleted volume stops answering on one of a group's two disks. Of two more deleted volumes,
+// one on each disk, lvmd must wipe and remove the one on the other disk.
 func TestAWipeThatHangsInTheKernelHoldsUpNoneOnAnotherDisk(t *testing.T) {
 	disks := []string{"/dev/vdb", "/dev/vdc"}
 	n := newNode(t, disks...)
@@ -34,7 +34,7 @@ func TestAWipeThatHangsInTheKernelHoldsUpNoneOnAnotherDisk(t *testing.T) {
 	device := "carve-" + stuck.GetId()
 	byHand(t, "dmsetup", "suspend", "--noflush", "--nolockfs", "--noudevsync", device)
 	t.Cleanup(func() { _ = exec.Command("dmsetup", "resume", "--noudevsync", device).Run() })
-	// The smallest one is wiped first.
+	// lvmd wipes the smallest first.
 	for _, v := range []*lvmdv1.Volume{stuck, behind, free} {
 		p.delete(v.GetId())
 	}

@@ -15,14 +15,14 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// lineage is one run of a scenario with volumes that are made of others, against
-// a daemon that may crash in it. The source "v" holds a pattern in four extents.
+// lineage is one run of a scenario with snapshots and clones, on a daemon that may crash. The
+// source "v" holds a pattern in four extents.
 type lineage struct {
 	*daemon
 	ctx    context.Context
 	source string
-	// volumes and snapshots are what was acknowledged, by name; gone are the
-	// names whose deletion was asked for.
+	// volumes and snapshots are acknowledged, by name; gone names those whose deletion was
+	// requested.
 	volumes   map[string]*lvmdv1.Volume
 	snapshots map[string]*lvmdv1.Snapshot
 	gone      map[string]bool
@@ -77,7 +77,7 @@ func (l *lineage) forget(name string) {
 
 var lineages = []struct {
 	name, config string
-	// places is how many places there are at least to crash at.
+	// places is the minimum number of crash points.
 	places int
 	run    func(*lineage)
 }{
@@ -101,8 +101,7 @@ var lineages = []struct {
 	}},
 }
 
-// TestKilledWhileVolumesAreMadeOfOthersNothingIsLostOrLeaked kills lvmd at every
-// place of every lineage, and the next one at places of its recovery.
+// Each crash point of each lineage is tried, and then points of the next lvmd's recovery.
 func TestKilledWhileVolumesAreMadeOfOthersNothingIsLostOrLeaked(t *testing.T) {
 	for _, s := range lineages {
 		t.Run(s.name, func(t *testing.T) {
@@ -137,7 +136,7 @@ func TestKilledWhileVolumesAreMadeOfOthersNothingIsLostOrLeaked(t *testing.T) {
 func runLineage(t *testing.T, config string, run func(*lineage), at, again int) (survived bool, point string, crashedAgain bool) {
 	m := newMachine(t)
 	m.config = config
-	m.start(t).stop() // The pool is made.
+	m.start(t).stop() // It creates the pool.
 	d := m.start(t, func(d *daemon, _ *Options) { d.gate.crashAt, d.gate.done = at, make(chan struct{}) })
 	ctx, cancel := context.WithTimeout(t.Context(), waittest.Limit)
 	defer cancel()
@@ -175,7 +174,6 @@ func runLineage(t *testing.T, config string, run func(*lineage), at, again int) 
 	return survived, d.gate.point, crashedAgain
 }
 
-// check starts a daemon and holds it against what was acknowledged.
 func (l *lineage) check(t *testing.T, m *machine) {
 	t.Helper()
 	d := m.start(t)
@@ -208,7 +206,7 @@ func (l *lineage) check(t *testing.T, m *machine) {
 		if l.volumes[r.GetName()] != nil || l.gone[r.GetName()] {
 			continue
 		}
-		// What was not acknowledged is completed by a retry.
+		// A retry completes what was not acknowledged.
 		waittest.Until(t, "a retry succeeds", func() bool {
 			resp, err := d.client.CreateVolume(t.Context(), r)
 			if err == nil {

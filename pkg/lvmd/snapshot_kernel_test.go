@@ -22,8 +22,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// mountBeside mounts a volume whose file system may have the UUID of another
-// one that is mounted.
+// mountBeside mounts a volume whose file system may share its UUID with a mounted one.
 func mountBeside(t *testing.T, v *lvmdv1.Volume) (dir string, unmount func()) {
 	t.Helper()
 	if v.GetFsType() != "xfs" {
@@ -61,7 +60,7 @@ func TestASnapshotOfAMountedFileSystemIsRestoredAndOutlivesItsSource(t *testing.
 			all := p.available()
 			v := p.create(create("v", 320<<20, fs))
 			dir, unmount := mount(t, v)
-			write(t, dir, "before") // and not synced: taking the snapshot sees to that
+			write(t, dir, "before") // not synced: taking the snapshot does that
 			resp := must.Get(p.client.CreateSnapshot(t.Context(), &lvmdv1.CreateSnapshotRequest{Name: "s", SourceVolumeId: v.GetId()}))(t)
 			s := resp.GetSnapshot()
 			write(t, dir, "after")
@@ -110,8 +109,8 @@ func TestASnapshotOfAMountedFileSystemIsRestoredAndOutlivesItsSource(t *testing.
 	}
 }
 
-// slowCopy starts an lvmd that copies 8 MiB a second. It returns what was free at first, a raw volume of
-// 64 MiB, and the request for a copy of it.
+// slowCopy starts an lvmd that copies 8 MiB a second. It returns the free space before, a raw
+// volume of 64 MiB, and a request for a copy.
 func slowCopy(t *testing.T) (p *process, all int64, v *lvmdv1.Volume, ask *lvmdv1.CreateVolumeRequest) {
 	t.Helper()
 	n := newNode(t)
@@ -125,8 +124,7 @@ func slowCopy(t *testing.T) (p *process, all int64, v *lvmdv1.Volume, ask *lvmdv
 	return p, all, v, ask
 }
 
-// A Pod that has a raw volume opens it as this does. The kernel allows that although lvmd
-// has opened it exclusively.
+// A Pod opens its raw volume like this; the kernel allows it despite lvmd's exclusive open.
 func TestACopyOfARealRawVolumeThatIsWrittenToMeanwhileFails(t *testing.T) {
 	p, all, v, ask := slowCopy(t)
 	copied := make(chan error, 1)
@@ -138,7 +136,7 @@ func TestACopyOfARealRawVolumeThatIsWrittenToMeanwhileFails(t *testing.T) {
 		got, err := p.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Name: "c"})
 		return err == nil && got.GetVolume().GetCopiedBytes() > 0
 	})
-	// Of what is copied already, and not made durable: the next copy has it.
+	// This part is copied but not yet durable: the next copy gets it.
 	device := must.Get(os.OpenFile(v.GetDevicePath(), os.O_WRONLY, 0))(t)
 	must.Get(device.WriteAt(bytes.Repeat([]byte{0x77}, 4096), 0))(t)
 	must.Succeed(t, device.Close())
@@ -158,14 +156,14 @@ func TestACopyOfARealRawVolumeThatIsWrittenToMeanwhileFails(t *testing.T) {
 	waittest.Until(t, "all space is back", func() bool { return p.available() == all && len(p.leftovers()) == 0 })
 }
 
-// An administrator has the kernel not count what is written to a device, to save time. A copy
-// that is written to would not be seen as such.
+// With iostats off, the kernel does not count writes to a device, so lvmd could not detect
+// them.
 func TestACopyOfARealVolumeWhoseWritesAreNotCountedFails(t *testing.T) {
 	p, all, v, ask := slowCopy(t)
 	file := fmt.Sprintf("/sys/dev/block/%d:%d/queue/iostats", v.GetDeviceMajor(), v.GetDeviceMinor())
 	for _, test := range []struct {
 		name string
-		// before and meanwhile are done before the copy begins, and when some of it is copied.
+		// before runs before the copy begins, meanwhile once it is partly copied.
 		before, meanwhile func(*testing.T)
 		want              string
 	}{
@@ -214,7 +212,7 @@ func TestACopyOfARealVolumeWhoseWritesAreNotCountedFails(t *testing.T) {
 	waittest.Until(t, "all space is back", func() bool { return p.available() == all && len(p.leftovers()) == 0 })
 }
 
-// A copy of 64 MiB takes eight seconds, and its progress is on record after five.
+// A copy of 64 MiB takes eight seconds; its progress is journaled after five.
 func TestARealCopyThatIsKilledGoesOnUnlessItsSourceWasWrittenTo(t *testing.T) {
 	for name, written := range map[string]bool{"it is left alone": false, "it is written to": true} {
 		t.Run(name, func(t *testing.T) {

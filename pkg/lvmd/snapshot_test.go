@@ -30,7 +30,6 @@ func (g *gate) Untag(ctx context.Context, group string, volumes []string, tags .
 	return g.around("untag", func() error { return g.Groups.Untag(ctx, group, volumes, tags...) })
 }
 
-// loseJournal is what a new disk under the state directory does.
 func (m *machine) loseJournal(t *testing.T) {
 	t.Helper()
 	must.Succeed(t, os.Remove(filepath.Join(m.state, "journal.db")))
@@ -54,7 +53,7 @@ func (d *daemon) deleteSnapshot(id string) {
 	}
 }
 
-// from is the request, made of a snapshot or a volume.
+// from adds a snapshot or volume as the source.
 func from(r *lvmdv1.CreateVolumeRequest, id string) *lvmdv1.CreateVolumeRequest {
 	r.Source = &lvmdv1.VolumeSource{VolumeId: id}
 	if strings.HasPrefix(id, "cs") {
@@ -68,8 +67,7 @@ func (d *daemon) fill(id string, pattern byte) {
 	must.Succeed(d.t, d.machine.fake.Fill(testGroup, id, pattern))
 }
 
-// shows checks that a volume holds a pattern in so many extents, and zeroes
-// elsewhere.
+// shows wants the pattern in the given number of extents, and zeroes elsewhere.
 func (d *daemon) shows(id string, extents int64, pattern byte) {
 	d.t.Helper()
 	n, got, err := d.machine.fake.Traces(testGroup, id)
@@ -86,7 +84,7 @@ func TestASnapshotKeepsWhatItsVolumeHeldAndIsRestoredWithOneCommand(t *testing.T
 	m := snapshotMachine(t)
 	d := m.start(t)
 	v := d.create(request("v", 4))
-	// What is reserved, not what is used, bounds what else can be.
+	// The reserved space, not the used, limits other volumes.
 	other := d.create(request("other", 16))
 	d.fill(v.GetId(), 0x11)
 	scans := m.fake.Commands(lvmfake.OpScan)
@@ -111,7 +109,7 @@ func TestASnapshotKeepsWhatItsVolumeHeldAndIsRestoredWithOneCommand(t *testing.T
 	if n := m.fake.Commands(lvmfake.OpSnapshot); n != 2 {
 		t.Errorf("%d snapshots were taken of LVM", n)
 	}
-	// A larger one has zeroes behind.
+	// A larger one ends in zeroes.
 	large := d.create(from(request("large", 6), s.GetId()))
 	if large.GetSizeBytes() != 6*testExtent {
 		t.Errorf("volume %v", large)
@@ -316,7 +314,7 @@ func TestACopyOfAVolumeThatIsWrittenToMeanwhileFails(t *testing.T) {
 			if got := d.list(); len(got) != 1 || got[0].GetId() != source {
 				t.Errorf("there are %v, want the source only", got)
 			}
-			// Once it is left alone, it is copied.
+			// Without writes, the copy succeeds.
 			written = false
 			made = must.Get(d.client.CreateVolume(t.Context(), from(request("c", 8), source)))(t)
 			d.shows(made.GetVolume().GetId(), 8, 0x44)
@@ -332,7 +330,7 @@ func TestACopyIsNoFasterThanItsClassAllows(t *testing.T) {
 	d.fill(v.GetId(), 0x33)
 	began := time.Now()
 	must.Get(d.client.CreateVolume(t.Context(), from(request("c", 8), v.GetId())))(t)
-	// What is allowed at once is a tenth of a second's.
+	// The burst is a tenth of a second's rate.
 	if took, least := time.Since(began), time.Duration(8*testExtent-10<<20)*time.Second/(100<<20); took < least {
 		t.Errorf("%d bytes were copied in %v, want at least %v", 8*testExtent, took, least)
 	}
@@ -364,7 +362,7 @@ func TestACopyGoesOnWithoutItsCallerAndIsCancelledByADeletion(t *testing.T) {
 	if err != nil || got.GetVolume().GetState() != lvmdv1.VolumeState_VOLUME_STATE_CREATING {
 		t.Errorf("%v, error %v", got, err)
 	}
-	// Its source is kept as it is.
+	// Its source can be neither deleted nor expanded.
 	_, err = d.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
 	wantCode(t, err, codes.Aborted, "OPERATION_PENDING")
 	_, err = d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 9 * testExtent})
@@ -446,13 +444,13 @@ func TestACopyWhoseJournalIsLostIsUndone(t *testing.T) {
 	}
 }
 
-// copies counts how much is copied from here on, and ends lvmd after so many chunks.
+// copies counts copied chunks, and ends lvmd after stopAfter.
 type copies struct {
 	chunks, stopAfter int
 	stopped           chan struct{}
 }
 
-// watch has crash points counted; a copy waits at the one where lvmd is to end.
+// watch counts crash points; the copy blocks at the one where lvmd is to end.
 func (c *copies) watch(d *daemon, o *Options) {
 	pass := o.crashPoint
 	o.crashPoint = func(point string) {
@@ -468,7 +466,7 @@ func (c *copies) watch(d *daemon, o *Options) {
 	}
 }
 
-// interruptCopy copies a volume of eight extents and ends lvmd when five are on record.
+// interruptCopy ends lvmd when five of eight extents are journaled.
 func interruptCopy(t *testing.T, m *machine, end func(*daemon)) (source, unfinished string) {
 	t.Helper()
 	c := copies{stopAfter: 6, stopped: make(chan struct{})}
@@ -488,8 +486,8 @@ func TestAnInterruptedCopyGoesOnIfItsSourceIsWhatItWas(t *testing.T) {
 		end       func(*daemon)
 		oldKernel bool
 		meanwhile func(t *testing.T, m *machine, source string)
-		// again is true when all is copied again, to another volume; else rest is how many
-		// extents are copied after the restart.
+		// again means that all is copied again, to another volume; otherwise rest is the number of
+		// extents copied after the restart.
 		again bool
 		rest  int
 		holds byte

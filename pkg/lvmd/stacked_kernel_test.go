@@ -18,15 +18,15 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// stacked is a device over two that show the same physical volume as it does.
+// stacked is a device over two that show the same physical volume.
 type stacked struct {
 	device string
 	below  [2]string
-	// build makes the device, and take takes it away again.
+	// build creates the device, and take removes it.
 	build, take func()
-	// agree fails the test if something was written to one of the two below and not through the device.
+	// agree fails the test if one of the two was written to without the device.
 	agree func()
-	// members is true where one of the two alone is not to be used, either.
+	// members means that one of the two alone must not be used, either.
 	members bool
 }
 
@@ -40,14 +40,14 @@ func writeSys(t testing.TB, value string, path ...string) {
 	must.Succeed(t, os.WriteFile(filepath.Join(path...), []byte(value), 0o200))
 }
 
-// sectorsWritten is how much was written to a device since it is there.
+// sectorsWritten counts since the device appeared.
 func sectorsWritten(t testing.TB, device string) int64 {
 	t.Helper()
 	n := must.Get(blockdev.NumberOf(device))(t)
 	return must.Get(strconv.ParseInt(strings.Fields(readSys(t, "/sys/dev/block", n.String(), "stat"))[6], 10, 64))(t)
 }
 
-// md is a mirror of the kernel's md driver, with metadata of format 1.0, which is at the end of the members.
+// md uses metadata format 1.0, at the end of the members, so they show the mirror's contents.
 func md(t *testing.T) *stacked {
 	const size, sectors = 96 << 20, 96 << 11
 	s := &stacked{device: "/dev/md0", members: true}
@@ -82,7 +82,7 @@ func md(t *testing.T) *stacked {
 	return s
 }
 
-// writeMemberOf2 writes the superblock of a member of a mirror of two, as mdadm does (mdp_superblock_1).
+// writeMemberOf2 writes a mirror member's superblock as mdadm does (mdp_superblock_1).
 func writeMemberOf2(t *testing.T, file string, number int, sectors uint64) {
 	t.Helper()
 	at := (sectors - 16) &^ 7
@@ -95,7 +95,7 @@ func writeMemberOf2(t *testing.T, file string, number int, sectors uint64) {
 	put64(b[80:], at&^127) // Sectors used of each member
 	put32(b[92:], 2)       // Members
 	put64(b[136:], at)     // Sectors of data
-	put64(b[144:], at)     // Where this is
+	put64(b[144:], at)     // This offset
 	put32(b[160:], uint32(number))
 	copy(b[168:], fmt.Sprintf("carve-member-%03d", number))
 	put64(b[200:], 1)          // Events
@@ -112,7 +112,7 @@ func writeMemberOf2(t *testing.T, file string, number int, sectors uint64) {
 	must.Get(f.WriteAt(b, int64(at)*512))(t)
 }
 
-// multipath is a device of the device mapper over two paths of the SCSI driver to one disk.
+// multipath has two paths of the kernel's scsi_debug driver to one disk.
 func multipath(t *testing.T) *stacked {
 	byHand(t, "modprobe", "--all", "sd_mod", "dm_multipath", "dm_round_robin")
 	byHand(t, "modprobe", "scsi_debug", "dev_size_mb=96", "num_tgts=2", "delay=0")
@@ -158,12 +158,13 @@ func TestAGroupOnAMultipathDeviceIsUsedThroughItOnly(t *testing.T) {
 	usedThroughItOnly(t, multipath(t))
 }
 
-// usedThroughItOnly has a volume group on a device, which is taken away, so that two others show the group.
+// usedThroughItOnly puts the group on the device and later removes the device, so that the two
+// below show the group.
 func usedThroughItOnly(t *testing.T, s *stacked) {
 	t.Cleanup(s.take)
 	s.build()
 	n := newNode(t, s.device)
-	t.Cleanup(func() { // A test that failed leaves nothing.
+	t.Cleanup(func() { // Clean up after a failure.
 		if _, err := os.Stat(s.device); err != nil {
 			s.build()
 		}
@@ -192,7 +193,7 @@ func usedThroughItOnly(t *testing.T, s *stacked) {
 	served("after a restart")
 	s.agree()
 
-	// The device is taken away while lvmd runs.
+	// The device disappears while lvmd runs.
 	must.Succeed(t, p.cmd.Process.Signal(syscall.SIGSTOP))
 	byHand(t, "lvm", "vgchange", "--config", only(s.device), "--activate", "n", n.group)
 	s.take()

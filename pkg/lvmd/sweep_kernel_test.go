@@ -17,11 +17,11 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// machineDisks are the machine's own: no test begins with anything on them.
+// machineDisks must be blank when a test begins.
 var machineDisks = []string{"/dev/vdb", "/dev/vdc", "/dev/pmem0"}
 
-// takeAway has a test take away what it made when it ends. If that fails, the
-// machine is swept, so that the devices below can be taken away, too.
+// takeAway cleans up at the test's end. If f fails, it sweeps the machine so that the devices
+// below can be removed, too.
 func takeAway(t testing.TB, f func()) {
 	t.Helper()
 	t.Cleanup(func() {
@@ -37,9 +37,8 @@ func takeAway(t testing.TB, f func()) {
 	})
 }
 
-// sweep takes away what an earlier test left in the machine, in whatever state
-// that is, so that its failure is not that of the tests that follow. It says
-// what there was: the test that left it has failed, or vmtest says so.
+// sweep removes an earlier test's leftovers in any state, so that they do not fail the tests
+// that follow. It logs them: the earlier test failed, or vmtest reports it.
 func sweep(t testing.TB) {
 	t.Helper()
 	b := broom{t: t}
@@ -52,14 +51,12 @@ func sweep(t testing.TB) {
 	}
 }
 
-// broom is one sweep.
 type broom struct {
 	t     testing.TB
 	found []string
 }
 
-// run runs a command that may fail, or hang for ever: what matters is what comes
-// of all of them together.
+// run tolerates commands that fail or hang: only their combined result counts.
 func (b *broom) run(name string, args ...string) string {
 	cmd := exec.Command(name, args...)
 	cmd.Env = append(os.Environ(), "DM_DISABLE_UDEV=1")
@@ -79,13 +76,13 @@ func (b *broom) run(name string, args ...string) string {
 		}
 		return string(r.out)
 	case <-time.After(30 * time.Second):
-		// Who waits in the kernel cannot be killed.
+		// A process that waits in the kernel cannot be killed.
 		b.t.Logf("%s %v: it does not end", name, args)
 		return ""
 	}
 }
 
-// endProcesses ends commands of LVM's that outlived the lvmd that ran them.
+// endProcesses ends LVM commands that outlived their lvmd.
 func (b *broom) endProcesses() {
 	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, file := range lines {
@@ -103,9 +100,8 @@ func (b *broom) endProcesses() {
 	}
 }
 
-// logicalVolumes are the names of LVM's devices, also of those that have no table
-// yet and are in no other list, from the latest to the first: what lies on others
-// is later than they are.
+// logicalVolumes returns the names of LVM's devices, including those without a table, which no
+// other list has. The latest comes first: a device is later than those it lies on.
 func (b *broom) logicalVolumes(selection ...string) []string {
 	args := append([]string{"info", "--columns", "--noheadings", "--sort", "-minor", "--separator", " ", "-o", "name,uuid"}, selection...)
 	var names []string
@@ -122,17 +118,17 @@ func (b *broom) removeVolumes() {
 	if len(names) == 0 {
 		return
 	}
-	// Who waits for a suspended device holds up whatever is done to those above.
+	// Processes that wait for a suspended device would block operations on those above.
 	for _, name := range slices.Backward(b.logicalVolumes("-S", "suspended=Suspended")) {
 		b.run("dmsetup", "resume", name)
 	}
 	b.unmount(names)
 	for _, name := range names {
 		b.found = append(b.found, "device "+name)
-		// From here on it answers every request with an error.
+		// From here on it fails every request.
 		b.run("dmsetup", "wipe_table", "--noflush", "--nolockfs", name)
 	}
-	// A device goes when nothing lies on it any more.
+	// A device can go once it has no holder.
 	for before := len(names) + 1; len(names) > 0 && len(names) < before; {
 		for _, name := range names {
 			if len(b.holdersOf(name)) == 0 {
@@ -170,12 +166,11 @@ func (b *broom) unmount(names []string) {
 	}
 }
 
-// blank removes the labels of LVM's physical volumes from the machine's disks.
 func (b *broom) blank() {
 	for _, disk := range machineDisks {
 		f, err := os.OpenFile(disk, os.O_RDWR, 0)
 		if err != nil {
-			continue // A machine without persistent memory has no such disk.
+			continue // A machine without persistent memory lacks this disk.
 		}
 		head := make([]byte, 4096)
 		_, err = f.ReadAt(head, 0)
@@ -189,8 +184,8 @@ func (b *broom) blank() {
 	}
 }
 
-// removeNodes removes the links to volumes that are gone, and their folders:
-// vgcreate refuses a name that is there.
+// removeNodes removes links to missing volumes, and their folders: vgcreate refuses an existing
+// name.
 func (b *broom) removeNodes() {
 	mapped := strings.Fields(b.run("dmsetup", "info", "--columns", "--noheadings", "-o", "name"))
 	links, _ := filepath.Glob("/dev/*/*")
@@ -202,7 +197,7 @@ func (b *broom) removeNodes() {
 		b.found = append(b.found, "link "+link)
 		_ = os.Remove(link)
 		_ = os.Remove(target)
-		_ = os.Remove(filepath.Dir(link)) // the last one's
+		_ = os.Remove(filepath.Dir(link)) // fails unless empty
 	}
 	nodes, _ := filepath.Glob("/dev/mapper/*")
 	for _, node := range nodes {
@@ -225,10 +220,10 @@ func TestWhateverATestLeavesIsSweptAway(t *testing.T) {
 	dir := t.TempDir()
 	must.Succeed(t, unix.Mount("/dev/carve/mounted", dir, "ext4", 0, ""))
 	byHand(t, "dmsetup", "create", "carve-half", "--notable", "--uuid", "LVM-half")
-	// As LVM leaves it when it is killed.
+	// As a killed LVM leaves it.
 	byHand(t, "dmsetup", "suspend", "--noudevsync", "--noflush", "--nolockfs", "carve-pool_tdata")
 	sweep(t)
-	make() // as if nothing had been
+	make() // works as on a clean machine
 	sweep(t)
 	b := broom{t: t}
 	if left := b.logicalVolumes(); len(left) > 0 {

@@ -19,8 +19,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// asKubelet attaches a loop device to a raw volume as the kubelet does: by a node in a place
-// of its own, which is away afterwards as it is for lvmd, in another mount namespace.
+// asKubelet attaches a loop device to a raw volume as the kubelet does: by a node that lvmd, in
+// another mount namespace, cannot see.
 func asKubelet(t *testing.T, v *lvmdv1.Volume) (loop string) {
 	t.Helper()
 	const node = "/dev/carve-kubelet"
@@ -32,7 +32,8 @@ func asKubelet(t *testing.T, v *lvmdv1.Volume) (loop string) {
 	return loop
 }
 
-// forge writes to a device a group of the node's name and UUID that was changed more often.
+// forge writes a group with the node's group name and UUID, and a higher sequence number, to a
+// device.
 func (n *node) forge(device, uuid string) {
 	n.t.Helper()
 	const draft = "draft"
@@ -53,8 +54,7 @@ func (n *node) forge(device, uuid string) {
 	}
 }
 
-// TestTheGroupsUUIDOnADiskThatIsNotTheNodesIsRefused has the forged group on a disk of the machine,
-// such as one that several nodes share.
+// The forged group is on a disk of the machine, such as one that several nodes share.
 func TestTheGroupsUUIDOnADiskThatIsNotTheNodesIsRefused(t *testing.T) {
 	n := newNode(t)
 	p := n.start()
@@ -95,8 +95,8 @@ func TestTheGroupsUUIDOnADiskThatIsNotTheNodesIsRefused(t *testing.T) {
 	p.kill()
 }
 
-// TestAForgedGroupThatListsTheNodesDiskIsRefused has all of the group's metadata on a disk of another, changed
-// more often, with the volume on that disk. Its writer knows the UUID of the node's physical volume.
+// A disk of another holds the group's complete metadata with a higher sequence number and the
+// volume moved to that disk. Its writer knows the UUID of the node's physical volume.
 func TestAForgedGroupThatListsTheNodesDiskIsRefused(t *testing.T) {
 	n := newNode(t)
 	p := n.start()
@@ -147,7 +147,6 @@ func TestAForgedGroupThatListsTheNodesDiskIsRefused(t *testing.T) {
 	p.kill()
 }
 
-// TestTheDisksOfTheGroupMayBeReplacedOneAfterTheOther moves the group as an administrator does.
 func TestTheDisksOfTheGroupMayBeReplacedOneAfterTheOther(t *testing.T) {
 	n := newNode(t)
 	p := n.start()
@@ -186,8 +185,8 @@ func TestWhatATenantWritesIntoARawVolumeIsNeverTheNodesGroup(t *testing.T) {
 	loop := asKubelet(t, raw)
 	n.forge(loop, uuid)
 	forged, free := n.seqnoOn(loop), p.available()
-	// check has lvmd scan, and compares. Whether lvmd sees what the tenant wrote before it looks at all devices
-	// depends on udev.
+	// check makes lvmd scan. udev decides whether lvmd sees the tenant's data before it looks at
+	// all devices.
 	check := func(when string, restarted bool) {
 		t.Helper()
 		scanned := n.seqnoOn("/dev/vdb")
@@ -225,7 +224,7 @@ func TestWhatATenantWritesIntoARawVolumeIsNeverTheNodesGroup(t *testing.T) {
 		t.Errorf("lvmd does not say that it looks at no %s:\n%s", loop, log)
 	}
 	p.kill()
-	// An administrator's list cannot have it looked at either.
+	// An administrator's list must not make lvmd look at it.
 	classes := n.config
 	n.config = classes + "devices: {allow: [{path: '/dev/*'}]}\n"
 	p = n.start()
@@ -247,8 +246,6 @@ func TestWhatATenantWritesIntoARawVolumeIsNeverTheNodesGroup(t *testing.T) {
 	p.kill()
 }
 
-// TestVolumesThatAreAllGoneFromTheMetadataComeBackWithIt removes all volumes from the metadata, and
-// restores that.
 func TestVolumesThatAreAllGoneFromTheMetadataComeBackWithIt(t *testing.T) {
 	n := newNode(t)
 	p := n.start()
@@ -275,7 +272,7 @@ func TestVolumesThatAreAllGoneFromTheMetadataComeBackWithIt(t *testing.T) {
 	p.kill()
 }
 
-// TestAGroupWithoutItsOnlyVolumeAndWithANewDiskIsRefused removes it while lvmd is away.
+// The change happens while lvmd is stopped.
 func TestAGroupWithoutItsOnlyVolumeAndWithANewDiskIsRefused(t *testing.T) {
 	n := newNode(t)
 	p := n.start()

@@ -20,7 +20,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// thinNode has a class whose pool has 64 MiB of data.
 func thinNode(t *testing.T, settings string) *node {
 	n := newNode(t)
 	n.config = "- {name: thin, default: true, volumeGroup: carve, type: thin, thin: {pool: carve-pool, size: 64Mi, " + settings + "}}\n"
@@ -71,8 +70,7 @@ func TestThinVolumesOfARealPoolAreExactAndClean(t *testing.T) {
 	}
 }
 
-// TestAThinVolumeIsGivenBackOutsideTheExclusiveSlot holds back the command that removes the
-// volume: what the pool gets back before it, another command has no part in.
+// The command that removes the volume is held back, so the pool regains the space before it.
 func TestAThinVolumeIsGivenBackOutsideTheExclusiveSlot(t *testing.T) {
 	n := thinNode(t, "overprovisioning: 2")
 	n.keeps = []string{"carve-pool"}
@@ -109,7 +107,7 @@ func TestAFullPoolFailsWritesAndIsReported(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The kernel would else hold writes back for a minute before they fail.
+	// Otherwise the kernel would hold writes for a minute before they fail.
 	if status := byHand(t, "dmsetup", "status", "carve-carve--pool-tpool"); !strings.Contains(status, "error_if_no_space") {
 		t.Errorf("the pool's status is %q, want that it fails writes when it is full", status)
 	}

@@ -17,11 +17,9 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestAnySequenceOfThinCallsKeepsItsInvariants runs random sequences of calls on
-// a thin class, writes, reboots and kills, and checks after each step that what
-// is reported is true: what was acknowledged is there and shows what it should,
-// nothing shows what another held, the maximum fits and one extent more does
-// not, and the model is what a fresh scan gives.
+// After each random call, write, reboot or kill, the reports must be true: acknowledged volumes
+// exist with their contents, none shows another's data, the maximum fits and one extent more
+// does not, and the inventory matches a fresh scan.
 func TestAnySequenceOfThinCallsKeepsItsInvariants(t *testing.T) {
 	fewHistories(t)
 	rapid.Check(t, func(r *rapid.T) {
@@ -46,7 +44,6 @@ func TestAnySequenceOfThinCallsKeepsItsInvariants(t *testing.T) {
 	})
 }
 
-// thinHistory is what has happened so far.
 type thinHistory struct {
 	t                      *testing.T
 	machine                *machine
@@ -56,7 +53,7 @@ type thinHistory struct {
 	next                   int
 }
 
-// thinVolume is a volume or a snapshot, and the pattern in each of its extents.
+// contents is the pattern in each extent.
 type thinVolume struct {
 	id       string
 	contents []byte
@@ -74,8 +71,8 @@ func (h *thinHistory) pick(r *rapid.T, of map[string]*thinVolume) string {
 	return rapid.SampledFrom(slices.Sorted(maps.Keys(of))).Draw(r, "name")
 }
 
-// finished waits until nothing is under way and the pool's use is known, and
-// returns the free space, which it holds against the definition.
+// finished waits until lvmd is idle and knows the pool's use, and returns the free space, which
+// it compares with the definition.
 func (h *thinHistory) finished(r *rapid.T) int64 {
 	h.daemon.t = h.t
 	waittest.Until(h.t, "nothing is under way", h.daemon.isIdle)
@@ -102,7 +99,6 @@ func (h *thinHistory) finished(r *rapid.T) int64 {
 	return want
 }
 
-// outcome holds an operation's against what was to be expected.
 func (h *thinHistory) outcome(r *rapid.T, fits bool, err error) bool {
 	if fits != (err == nil) || err != nil && !refusesSize(err) {
 		r.Fatalf("it fits: %v; error %v", fits, err)
@@ -120,7 +116,6 @@ func (h *thinHistory) create(r *rapid.T) {
 	}
 }
 
-// write fills one extent of a volume, if the pool has space for it.
 func (h *thinHistory) write(r *rapid.T) {
 	v := h.volumes[h.pick(r, h.volumes)]
 	if s, err := h.machine.fake.PoolStatus(testGroup, "pool"); err != nil || s.DataTotal-s.DataUsed < testExtent/(64<<10) {
@@ -173,7 +168,6 @@ func (h *thinHistory) forget(r *rapid.T) {
 	delete(h.snapshots, name)
 }
 
-// restore makes a volume of a snapshot or of a volume, perhaps a larger one.
 func (h *thinHistory) restore(r *rapid.T) {
 	all := maps.Clone(h.snapshots)
 	maps.Copy(all, h.volumes)
@@ -195,7 +189,6 @@ func (h *thinHistory) restore(r *rapid.T) {
 	}
 }
 
-// restart ends lvmd in one of the ways it can end, and starts it again.
 func (h *thinHistory) restart(r *rapid.T) {
 	how := rapid.SampledFrom([]string{"stop", "kill", "reboot", "stop and lose the journal"}).Draw(r, "how")
 	switch how {
@@ -215,7 +208,7 @@ func (h *thinHistory) restart(r *rapid.T) {
 	h.daemon = h.machine.start(h.t)
 }
 
-// maximum holds the reported maximum against the real one.
+// maximum compares the reported maximum with the real one.
 func (h *thinHistory) maximum(r *rapid.T) {
 	free := h.finished(r)
 	if _, err := h.daemon.client.CreateVolume(h.t.Context(), request("maximum", free+1)); status.Code(err) != codes.ResourceExhausted {
@@ -231,8 +224,7 @@ func (h *thinHistory) maximum(r *rapid.T) {
 	h.daemon.delete(resp.GetVolume().GetId())
 }
 
-// check holds what is reported, and what is on the disk, against what was
-// acknowledged.
+// check compares the reports and the disk with the acknowledgements.
 func (h *thinHistory) check(r *rapid.T) {
 	h.daemon.t = h.t
 	listed := map[string]*lvmdv1.Volume{}
@@ -256,7 +248,7 @@ func (h *thinHistory) check(r *rapid.T) {
 	}
 }
 
-// holds checks the first block of each of a volume's extents.
+// holds checks the first block of each extent.
 func (h *thinHistory) holds(r *rapid.T, v *thinVolume) {
 	handle := must.Get(h.machine.fake.Open(testGroup, v.id))(r)
 	defer handle.Close()

@@ -22,8 +22,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// thinClass makes a class whose pool has so many extents of data and one of
-// metadata, twice.
 func thinClass(settings string) string {
 	return fmt.Sprintf("- {name: thin, default: true, volumeGroup: carve, type: thin, thin: {pool: pool, %s}}\n", settings)
 }
@@ -34,7 +32,6 @@ func thinMachine(t *testing.T, settings string) *machine {
 	return m
 }
 
-// class is what is said of the first class.
 func (d *daemon) class() *lvmdv1.DeviceClass {
 	d.t.Helper()
 	return d.state().GetClasses()[0]
@@ -73,7 +70,7 @@ func TestAPoolOfAPercentageTakesThatWithItsMetadata(t *testing.T) {
 	}
 }
 
-// The other classes of the node are served meanwhile, and the pool is there once its cause is gone.
+// The node's other classes work, and the pool appears once its obstacle is gone.
 func TestAPoolThatCannotBeIsAConditionOfItsClass(t *testing.T) {
 	for _, c := range []struct {
 		name, settings string
@@ -157,11 +154,10 @@ func TestThinVolumesCostOneCommandAndNoWipe(t *testing.T) {
 	d.checkModel()
 }
 
-// hangingPool is an LVM whose pools can hang.
 type hangingPool struct {
 	lvm.Groups
 	hangs atomic.Bool
-	// asked counts the questions that were asked in vain.
+	// asked counts requests that got no response.
 	asked atomic.Int64
 }
 
@@ -178,7 +174,7 @@ func TestAPoolThatDoesNotAnswerIsNotCalledInactive(t *testing.T) {
 	pool := &hangingPool{}
 	d := m.start(t, func(_ *daemon, o *Options) { pool.Groups, o.LVM = o.LVM, pool })
 	pool.hangs.Store(true)
-	// What became of the first answer is known when it is asked for the third.
+	// The third request shows that the first result was processed.
 	waittest.Until(t, "the pool is asked again", func() bool { return pool.asked.Load() > 2 })
 	if c := d.class(); len(c.GetConditions()) > 0 || c.GetAvailableBytes() != 10*testExtent {
 		t.Errorf("class %v, want no condition and 10 extents available", c)
@@ -211,8 +207,7 @@ func TestAPassedThresholdIsReportedAndRefusesOverprovisionedVolumes(t *testing.T
 	}
 	a := d.create(request("a", 4))
 	must.Succeed(t, m.fake.Fill(testGroup, a.GetId(), 1))
-	// 4 of 10 are used: one is left below the threshold, or 6 that could be
-	// written full.
+	// 4 of 10 are used: one more fits below the threshold, or 6 that could be filled.
 	waittest.Until(t, "the use is seen", func() bool { return d.available() == 6 })
 	b := d.create(request("b", 6))
 	if got := d.available(); got != 3 {
@@ -285,8 +280,7 @@ func TestABrokenPoolIsReportedAndTakesNoVolume(t *testing.T) {
 	})
 }
 
-// TestAPoolWhoseDeviceIsAwayDuringACommandIsNotMissing: LVM renames it when the
-// pool gets its first volume and when it loses its last one.
+// LVM renames it when the pool gets its first volume or loses its last.
 func TestAPoolWhoseDeviceIsAwayDuringACommandIsNotMissing(t *testing.T) {
 	m := thinMachine(t, "size: 40Mi")
 	d := m.start(t)
@@ -350,7 +344,6 @@ func TestAPoolThatCouldNotGrowIsTriedAgainSoon(t *testing.T) {
 	d.checkModel()
 }
 
-// delete2 closes a device and deletes its volume.
 func (d *daemon) delete2(h blockdev.Handle, id string) {
 	d.t.Helper()
 	must.Succeed(d.t, h.Close())
@@ -369,7 +362,7 @@ func TestAPoolsMetadataGrows(t *testing.T) {
 	d.checkModel()
 }
 
-// TestAPoolsMetadataGrowThoughItsDataCannot: without metadata, the pool would fail all of its volumes.
+// Without metadata, the pool would fail all of its volumes.
 func TestAPoolsMetadataGrowThoughItsDataCannot(t *testing.T) {
 	m := thinMachine(t, "size: 40Mi, dataThreshold: 50%, autoExtend: {step: 8Mi}")
 	d := m.start(t)

@@ -14,7 +14,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// forgetTimes makes a group's volumes such as LVM made before 2.02.89: without a creation time.
+// forgetTimes removes the volumes' creation times, which LVM before 2.02.89 did not record.
 func (n *node) forgetTimes(group string) {
 	n.t.Helper()
 	file := filepath.Join(n.dir, group+".vg")
@@ -30,8 +30,8 @@ func (n *node) forgetTimes(group string) {
 	}
 }
 
-// TestVolumesWithoutACreationTimeAreServed has them in a group of another system, in lvmd's group and
-// not lvmd's, and lvmd's own, of which the journal was lost.
+// Such volumes are in another system's group, foreign in lvmd's group, and lvmd's own after the
+// loss of the journal.
 func TestVolumesWithoutACreationTimeAreServed(t *testing.T) {
 	n := newNode(t)
 	const other = "oldroot"

@@ -23,9 +23,9 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// pause holds what an lvmd does at one of the named places that it comes past.
+// pause blocks lvmd at a crash point.
 type pause struct {
-	// left counts the places to the one where it is held; zero means at none.
+	// left counts down to the point; zero means never.
 	left    atomic.Int32
 	reached chan string
 	goOn    chan struct{}
@@ -33,7 +33,7 @@ type pause struct {
 	marks atomic.Bool
 }
 
-// startPaused starts an lvmd on which what is deleted is known from the journal alone, as its mark is refused.
+// startPaused makes LVM refuse marks, so that only the journal records deletions.
 func startPaused(t *testing.T, m *machine, adjust ...func(*daemon, *Options)) (*daemon, *pause) {
 	t.Helper()
 	p := &pause{reached: make(chan string, 1), goOn: make(chan struct{})}
@@ -54,8 +54,8 @@ func startPaused(t *testing.T, m *machine, adjust ...func(*daemon, *Options)) (*
 	})...), p
 }
 
-// hold begins an operation, and returns the place at which it is held, the one of that number, or nothing
-// when it ended before. Its result comes once goOn is closed.
+// hold begins an operation and returns the point, counted by number, at which it blocks it, or
+// "" if the operation ended before. The result arrives after goOn is closed.
 func (p *pause) hold(number int, operation func() error) (place string, result <-chan error) {
 	p.left.Store(int32(number))
 	ended := make(chan error, 1)
@@ -72,8 +72,8 @@ func (p *pause) hold(number int, operation func() error) (place string, result <
 	return place, ended
 }
 
-// wantTombstone ends lvmd, and fails the test if the journal has a volume that was deleted as anything but
-// a tombstone, or if the next lvmd, which it returns, has the volume.
+// wantTombstone kills lvmd. It fails the test unless the journal has the deleted volume as a
+// tombstone, if at all, and the next lvmd, which it returns, lacks the volume.
 func (p *pause) wantTombstone(d *daemon, what, id string) *daemon {
 	d.t.Helper()
 	d.kill()
@@ -94,14 +94,13 @@ func (p *pause) wantTombstone(d *daemon, what, id string) *daemon {
 	return next
 }
 
-// TestACreationBesideADeletionOverwritesNoTombstone holds a deletion at each place that it comes past,
-// and asks for the volume meanwhile.
+// A deletion is held at each of its points while the volume is requested.
 func TestACreationBesideADeletionOverwritesNoTombstone(t *testing.T) {
 	r := fsRequest("a", 4, "ext4")
 	for name, c := range map[string]struct {
 		machine func(*testing.T) *machine
 		adjust  func(*machine, *Options)
-		// ready is true of a volume that a creation may have before its tombstone is written.
+		// ready means that a creation may get the volume before its tombstone is written.
 		ready bool
 	}{
 		"a volume": {func(t *testing.T) *machine {
@@ -165,8 +164,7 @@ func TestACreationBesideADeletionOverwritesNoTombstone(t *testing.T) {
 	}
 }
 
-// TestADeletionBesideACreationIsNotOverwritten holds a creation whose caller has gone at each place that it
-// comes past, and deletes the volume meanwhile.
+// A creation whose caller has gone is held at each of its points while the volume is deleted.
 func TestADeletionBesideACreationIsNotOverwritten(t *testing.T) {
 	plain := func(r *lvmdv1.CreateVolumeRequest) func(*daemon) *lvmdv1.CreateVolumeRequest {
 		return func(*daemon) *lvmdv1.CreateVolumeRequest { return r }

@@ -21,9 +21,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// Crash cases of transitions that no scenario passes: see inventory.Transitions.
+// Crash cases of transitions that no scenario passes, see inventory.Transitions.
 
-// stateOf is where the inventory has a volume.
 func (d *daemon) stateOf(id string) inventory.State {
 	if v, known := d.inventory.Inspect()[id]; known {
 		return v.State
@@ -31,7 +30,7 @@ func (d *daemon) stateOf(id string) inventory.State {
 	return inventory.Gone
 }
 
-// inspect is what is known of the volume of a name that is no tombstone.
+// inspect ignores tombstones.
 func (d *daemon) inspect(name string) inventory.Inspection {
 	for _, v := range d.inventory.Inspect() {
 		if v.Record.Ident.Name == name && v.Record.Phase != spec.Deleting {
@@ -41,8 +40,7 @@ func (d *daemon) inspect(name string) inventory.Inspection {
 	return inventory.Inspection{}
 }
 
-// withoutFileSystem is a machine that lost its journal in a crash, and the file system of a
-// volume, and the volume's id.
+// withoutFileSystem is a machine that lost its journal and a volume's file system in a crash.
 func withoutFileSystem(t *testing.T, r *lvmdv1.CreateVolumeRequest) (m *machine, id string) {
 	t.Helper()
 	m = newMachine(t)
@@ -75,7 +73,6 @@ func TestKilledAroundAVolumeWithoutItsFileSystem(t *testing.T) {
 	wantCode(t, err, codes.FailedPrecondition, names.ReasonVolumeLeftAlone)
 	fsUUID := d.inspect("a").Record.Ident.FSUUID
 	d.kill()
-	// Its file system is restored.
 	m.mu.Lock()
 	m.formatted["/dev/"+testGroup+"/"+id] = filesystem.FormatOptions{Type: filesystem.Ext4, UUID: fsUUID}
 	m.mu.Unlock()
@@ -94,8 +91,7 @@ func TestAnUnfinishedVolumeIsDeleted(t *testing.T) {
 	d.checkClean()
 }
 
-// TestAVolumeThatIsBeingDeletedIsNotCreated: a creation of the same name does not take a
-// volume that a deletion has.
+// A creation of the same name must not take a volume from its deletion.
 func TestAVolumeThatIsBeingDeletedIsNotCreated(t *testing.T) {
 	r := fsRequest("a", 4, "ext4")
 	m, id := withoutFileSystem(t, r)
@@ -108,11 +104,10 @@ func TestAVolumeThatIsBeingDeletedIsNotCreated(t *testing.T) {
 	d.checkClean()
 }
 
-// TestADeletionBesideAnAdoptionIsNotLost has a volume deleted while a scan, which has found it, looks
-// for what is on it.
+// The volume is deleted while a scan that found it probes its contents.
 func TestADeletionBesideAnAdoptionIsNotLost(t *testing.T) {
 	m := newMachine(t)
-	// What is deleted is known from the journal alone.
+	// Only the journal records deletions.
 	var unmarked atomic.Bool
 	unmarked.Store(true)
 	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
@@ -157,7 +152,7 @@ func TestKilledAroundALostKey(t *testing.T) {
 	id := d.create(sealed(fsRequest("a", 4, "ext4"))).GetId()
 	d.kill()
 	m.fake.Deactivate()
-	// At first the volume has no device, then no file system can be made on it.
+	// At first the volume has no device, then mkfs fails.
 	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
 		if op == lvmfake.OpActivate {
 			return &lvm.CommandError{Command: "lvchange", ExitCode: 5, Message: "not now"}

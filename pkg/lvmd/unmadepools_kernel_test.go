@@ -14,8 +14,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestRealPoolsThatCannotBeUsedStopNoOtherClass starts lvmd on a node that has no space for the pool of
-// a new class, and an administrator's pool for another one that would show old data.
+// The group lacks space for a new class's pool, and an administrator's pool for another class
+// would show old data.
 func TestRealPoolsThatCannotBeUsedStopNoOtherClass(t *testing.T) {
 	n := newNode(t)
 	n.otherGroup(t, "/dev/vdc")

@@ -12,7 +12,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestNothingIsWipedWhileLVMRefusesToMarkIt has LVM fail more often than a wipe is tried, and then mark and wipe.
+// LVM fails for more attempts than a wipe gets, and then works.
 func TestNothingIsWipedWhileLVMRefusesToMarkIt(t *testing.T) {
 	const size, attempts = 8 << 20, 5
 	n := newNode(t)

@@ -17,8 +17,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// pull takes a disk out of the machine, and returns what puts it in again. It is
-// in again at the end of the test.
+// pull unbinds a disk's driver and returns a function that binds it again, which also runs at
+// the test's end.
 func pull(t *testing.T, disk string) (putBack func()) {
 	t.Helper()
 	const driver = "/sys/bus/virtio/drivers/virtio_blk/"
@@ -68,7 +68,7 @@ func TestADiskThatIsPulledIsReportedAndOthersServe(t *testing.T) {
 	local := p.create(create("pvc-local", 8<<20, "ext4"))
 	p.delete(local.GetId())
 
-	// What the kernel still maps is a disk that is no more.
+	// The kernel still maps a disk that is gone.
 	byHand(t, "dmsetup", "remove", "--retry", "other-"+v.GetId())
 	putBack()
 	waittest.Until(t, "the class is well", func() bool {

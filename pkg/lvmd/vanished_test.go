@@ -12,12 +12,12 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestTheOnlyVolumeOfAGroupIsGoneWhenAnAdministratorRemovedIt, and not when anything else took it away.
+// Only an administrator's removal counts, not other reasons for its absence.
 func TestTheOnlyVolumeOfAGroupIsGoneWhenAnAdministratorRemovedIt(t *testing.T) {
 	for name, test := range map[string]struct {
 		// change follows the removal; known is the sequence number from before.
 		change func(m *machine, known uint64)
-		// refused is what the condition says, or nothing where the removal is accepted.
+		// refused is the condition's text, or "" if lvmd accepts the removal.
 		refused string
 	}{
 		"removed":                                 {func(*machine, uint64) {}, ""},

@@ -27,7 +27,7 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// setFormat has a version to come migrate the journal.
+// setFormat marks the journal as migrated by another version.
 func (m *machine) setFormat(t *testing.T, format string) {
 	t.Helper()
 	db := must.Get(bbolt.Open(filepath.Join(m.state, "journal.db"), 0o600, nil))(t)
@@ -54,7 +54,7 @@ func TestLvmdDoesNotStartWithTheJournalOfALaterVersion(t *testing.T) {
 	if now := must.Get(os.ReadFile(filepath.Join(m.state, "journal.db")))(t); !bytes.Equal(before, now) || m.fake.Commands(lvmfake.OpScan) != commands {
 		t.Error("the journal was changed, or LVM asked")
 	}
-	// The version that wrote it goes on.
+	// The version that wrote it continues.
 	m.setFormat(t, "1")
 	d = m.start(t)
 	if got := d.list(); len(got) != 1 || got[0].GetId() != kept.GetId() {
@@ -64,13 +64,12 @@ func TestLvmdDoesNotStartWithTheJournalOfALaterVersion(t *testing.T) {
 	d.checkClean()
 }
 
-// TestAVolumeOfALaterVersionIsLeftAlone has each state that the journal knows of a volume, and none,
-// beside the marker of a version to come.
+// Each journaled state of a volume, and none, is tried with a later version's marker.
 func TestAVolumeOfALaterVersionIsLeftAlone(t *testing.T) {
 	const later = "carve.v2"
 	for _, c := range []struct {
 		name string
-		// at is where the lvmd before crashes, if anywhere, and lost whether its journal is.
+		// at is the previous lvmd's crash point, if any; lost means that its journal is lost.
 		at     string
 		delete bool
 		lost   bool
@@ -128,7 +127,7 @@ func TestAVolumeOfALaterVersionIsLeftAlone(t *testing.T) {
 			if free := d.available(); free != testTotal-10 {
 				t.Errorf("%d extents are free, want %d", free, testTotal-10)
 			}
-			// Everything else works beside it, and over another start.
+			// Everything else works, also after another start.
 			d.delete(d.create(request("more", 2)).GetId())
 			d.stop()
 			d = m.start(t)
@@ -137,7 +136,7 @@ func TestAVolumeOfALaterVersionIsLeftAlone(t *testing.T) {
 			if blocks, pattern, err := m.fake.Traces(testGroup, id); err != nil || blocks != int(8*testExtent/4096) || pattern != 0x5a {
 				t.Errorf("it holds %d blocks of %#x, error %v", blocks, pattern, err)
 			}
-			// Its own version goes on where it was, with the record.
+			// The volume's own version resumes with the record.
 			must.Succeed(t, m.fake.Retag(t.Context(), testGroup, id, []string{later}, []string{spec.TagMarker}))
 			d = m.start(t)
 			switch got := d.list(); {
@@ -151,9 +150,8 @@ func TestAVolumeOfALaterVersionIsLeftAlone(t *testing.T) {
 	}
 }
 
-// TestTheVersionBeforeIsCarriedOn has what lvmd of an earlier version left when it was killed in the middle of
-// a wipe: its journal, as it was, and the logical volumes with their tags. The version is the one that
-// e2e/earlier names.
+// The journal and tags are from an lvmd of the earlier version that e2e/earlier names, killed
+// in the middle of a wipe.
 func TestTheVersionBeforeIsCarriedOn(t *testing.T) {
 	type recorded struct {
 		Name string
@@ -210,7 +208,7 @@ func TestTheVersionBeforeIsCarriedOn(t *testing.T) {
 			}
 			<-crashed
 			d.kill()
-			// What was wiped before is not wiped again: here it shows that.
+			// lvmd does not wipe again: here, the wiped part shows that.
 			if blocks, _, err := m.fake.Traces(testGroup, deleted); err != nil || int64(blocks) != wiped/4096 {
 				t.Errorf("%d blocks were not wiped, want the %d that were before, error %v", blocks, wiped/4096, err)
 			}

@@ -17,17 +17,17 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// mirror is a reader's copy of the state, kept by the messages of a stream.
+// mirror is a watcher's copy of the state.
 type mirror struct {
 	epoch      string
 	generation uint64
 	volumes    map[string]*lvmdv1.Volume
 	classes    map[string]*lvmdv1.DeviceClass
-	// resumed is true until the first message of a stream that was resumed.
+	// resumed is true until the first message of a resumed stream.
 	resumed bool
 }
 
-// take applies a message and fails the test where it breaks the contract.
+// take applies a message and fails the test if it breaks the contract.
 func (m *mirror) take(t *testing.T, r *lvmdv1.WatchResponse) {
 	t.Helper()
 	if m.volumes == nil || r.GetFull() {
@@ -53,7 +53,6 @@ func (m *mirror) take(t *testing.T, r *lvmdv1.WatchResponse) {
 	}
 }
 
-// bytes is the sum of the volumes' sizes.
 func (m *mirror) bytes() int64 {
 	var n int64
 	for _, v := range m.volumes {
@@ -70,7 +69,7 @@ func (d *daemon) watch(ctx context.Context) grpc.ServerStreamingClient[lvmdv1.Wa
 
 func TestAVolumeAndTheSpaceItTookArriveTogether(t *testing.T) {
 	d := newMachine(t).start(t)
-	// What was wiped need not be zeroed first, in a volume of its own that no watcher sees.
+	// Zeroed space needs no extension, which no watcher sees.
 	d.delete(d.create(request("first", testTotal)).GetId())
 	waittest.Until(t, "all space is known to be zero", func() bool { return d.available() == testTotal })
 	w := d.watch(t.Context())
@@ -103,7 +102,7 @@ func TestASlowReaderGetsWhatIsNowNotWhatWas(t *testing.T) {
 	var m mirror
 	<-w.Wake()
 	m.take(t, w.Next())
-	// The watcher does not read while this happens.
+	// The watcher does not read during this.
 	kept := d.create(request("kept", 2))
 	for i := range 10 {
 		d.delete(d.create(request(fmt.Sprintf("gone-%d", i), 1)).GetId())

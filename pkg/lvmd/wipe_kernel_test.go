@@ -20,15 +20,14 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestNothingShowsWhateverHappensToAWipe fills raw volumes, and ends their
-// wiping in every way there is before the next generation gets the space.
+// A wipe ends in every possible way before the next generation gets the space.
 func TestNothingShowsWhateverHappensToAWipe(t *testing.T) {
 	n := newNode(t)
 	n.config = "- {name: local, default: true, volumeGroup: carve, wipe: zero}\n"
 	p := n.start()
 	all := p.available()
 	const size = 80 << 20 // a chunk and a quarter
-	// killed deletes a volume and kills lvmd when one chunk is wiped.
+	// killed deletes a volume and kills lvmd after one chunk.
 	killed := func(v *lvmdv1.Volume) {
 		t.Helper()
 		p.kill()
@@ -76,9 +75,8 @@ func TestNothingShowsWhateverHappensToAWipe(t *testing.T) {
 	Map(t, v)
 }
 
-// TestAWipeThatWasKilledGoesOnWhereTheJournalSays kills lvmd when two chunks are
-// wiped, of which the journal knows one. What the test writes into that one is there
-// when the wipe is over.
+// lvmd is killed when two chunks are wiped but only one is journaled. The test's write into the
+// journaled one must survive the wipe.
 func TestAWipeThatWasKilledGoesOnWhereTheJournalSays(t *testing.T) {
 	n := newNode(t)
 	p := n.startCrashingAt(chunkWiped, 2)
@@ -101,10 +99,10 @@ func TestAWipeThatWasKilledGoesOnWhereTheJournalSays(t *testing.T) {
 
 const chunkWiped = "delete: chunk wiped"
 
-// crashesDeleting deletes a volume, by which lvmd comes to the crash point, chunkWiped.
+// crashesDeleting deletes a volume and expects a crash at chunkWiped.
 func (n *node) crashesDeleting(p *process, v *lvmdv1.Volume) {
 	n.t.Helper()
-	// It may have ended before it answers.
+	// lvmd may end before it answers.
 	_, _ = p.client.DeleteVolume(n.t.Context(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
 	waittest.Until(n.t, "lvmd has ended", func() bool { return p.hasEnded(time.Millisecond) })
 	if crashed := n.read("crashed"); crashed != chunkWiped {
@@ -112,7 +110,6 @@ func (n *node) crashesDeleting(p *process, v *lvmdv1.Volume) {
 	}
 }
 
-// writeHead writes to the beginning of a raw volume, durably.
 func writeHead(t *testing.T, v *lvmdv1.Volume, b []byte) {
 	t.Helper()
 	f, err := os.OpenFile(v.GetDevicePath(), os.O_WRONLY, 0)
@@ -123,7 +120,6 @@ func writeHead(t *testing.T, v *lvmdv1.Volume, b []byte) {
 	must.Succeed(t, errors.Join(err, f.Sync(), f.Close()))
 }
 
-// readHead reads the beginning of a raw volume.
 func readHead(t *testing.T, v *lvmdv1.Volume, length int) []byte {
 	t.Helper()
 	f := must.Get(os.Open(v.GetDevicePath()))(t)
@@ -140,7 +136,7 @@ func TestAChangedFileIsTakenOver(t *testing.T) {
 	change := func(classes string) {
 		t.Helper()
 		file := filepath.Join(n.dir, "lvmd.yaml")
-		// As a ConfigMap changes: another file in its place.
+		// As a ConfigMap changes: by replacing the file.
 		must.Succeed(t, os.WriteFile(file+".new", []byte("apiVersion: carve.csi.local/v1\nkind: LvmdConfig\ndeviceClasses:\n"+classes), 0o600))
 		must.Succeed(t, os.Rename(file+".new", file))
 		must.Succeed(t, p.cmd.Process.Signal(syscall.SIGHUP))
@@ -173,7 +169,7 @@ func TestAChangedFileIsTakenOver(t *testing.T) {
 		c := p.classes()
 		return len(c) == 2 && len(c[1].GetConditions()) == 1 && c[1].GetConditions()[0].GetType() == "VolumeGroupMissing"
 	})
-	// A change to this is refused: the disk is none of persistent memory.
+	// lvmd rejects this: the disk is not persistent memory.
 	change(local + "- {name: fourth, volumeGroup: carve2, medium: pmem}\n")
 	waittest.Until(t, "the configuration before is back", func() bool {
 		c := p.classes()
@@ -184,7 +180,7 @@ func TestAChangedFileIsTakenOver(t *testing.T) {
 	waittest.Until(t, "it is gone", func() bool { return len(n.leftovers()) == 0 })
 }
 
-// classes are what a watcher gets first, or nothing while lvmd does not know.
+// classes returns a watcher's first classes, or nothing while lvmd does not know them.
 func (p *process) classes() []*lvmdv1.DeviceClass {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -226,7 +222,6 @@ func TestAVolumesCourseByHand(t *testing.T) {
 	waittest.Until(t, "it is gone", func() bool { return len(n.leftovers()) == 0 })
 }
 
-// contains reports whether a text has all the words.
 func contains(text string, words ...string) bool {
 	return !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(text, w) })
 }

@@ -20,7 +20,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// policies has a class that is wiped and two that may not be, in one group.
 const policies = `
 - name: local
   default: true
@@ -33,8 +32,7 @@ const policies = `
   wipe: discard
 `
 
-// TestAWipeThatWasKilledGoesOnWhereTheJournalSays kills lvmd when two chunks of four
-// are wiped, of which the journal knows one.
+// lvmd is killed when two of four chunks are wiped but only one is journaled.
 func TestAWipeThatWasKilledGoesOnWhereTheJournalSays(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)
@@ -52,7 +50,7 @@ func TestAWipeThatWasKilledGoesOnWhereTheJournalSays(t *testing.T) {
 	if n, _, err := m.fake.Traces(testGroup, v.GetId()); err != nil || int64(n)*4096 != testTotal*testExtent-2*reclaim.WipeChunk {
 		t.Fatalf("%d blocks are left at the crash, error %v; want two chunks", n, err)
 	}
-	var zeroed []int64 // where
+	var zeroed []int64 // offsets
 	m.fake.BeforeZero = func(_, _ string, off, _ int64) error {
 		zeroed = append(zeroed, off)
 		return nil
@@ -66,9 +64,8 @@ func TestAWipeThatWasKilledGoesOnWhereTheJournalSays(t *testing.T) {
 	d.traces(all.GetId())
 }
 
-// TestNoGenerationSeesAnEarlierOne makes, fills, grows and deletes raw volumes
-// at random while lvmd is stopped and killed, its journal lost, and an
-// administrator takes and removes volumes by hand.
+// Raw volumes are created, filled, grown and deleted at random while lvmd stops, is killed or
+// loses its journal, and an administrator adds and removes volumes.
 func TestNoGenerationSeesAnEarlierOne(t *testing.T) {
 	for seed := range uint64(4) {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
@@ -132,8 +129,8 @@ func generations(t *testing.T, r *rand.Rand) {
 				os.RemoveAll(filepath.Join(m.state, "journal.db"))
 			}
 			d = m.start(t)
-			// What was deleted but not wiped when the journal went is a volume
-			// again: its owner deletes it again.
+			// Volumes deleted but not wiped when the journal was lost exist again: their owner
+			// deletes them again.
 			known := map[string]bool{}
 			for _, v := range volumes {
 				known[v.id] = true
@@ -177,7 +174,7 @@ func TestAClassAtItsRateHoldsUpNoOther(t *testing.T) {
 	m.fake.AddGroup(testGroup, testExtent, 256)
 	m.config = "- {name: local, default: true, volumeGroup: carve}\n- {name: slow, volumeGroup: carve, wipeRate: 1Mi}\n"
 	d := m.start(t)
-	// Longer than a test waits.
+	// This takes longer than a test waits.
 	throttled := request("throttled", 2*int64(waittest.Limit/time.Second)*(1<<20)/testExtent)
 	throttled.DeviceClass = "slow"
 	first, second := d.create(throttled), d.create(request("large", 100))
@@ -220,7 +217,7 @@ func TestALargeVolumeIsWipedBetweenSmallOnes(t *testing.T) {
 	}
 	close(proceed)
 	waittest.Until(t, "all space is back", func() bool { return d.available() == testTotal })
-	// The first chunks may be chosen before the large volume is deleted.
+	// lvmd may choose the first chunks before the large volume is deleted.
 	if first := slices.Index(order, large); first > 2*inventory.FairEvery {
 		t.Errorf("the large volume's turn comes as number %d of %d", first, len(order))
 	}
@@ -233,7 +230,7 @@ func TestAWipeKeepsToItsRate(t *testing.T) {
 	start := time.Now()
 	d.delete(d.create(request("pvc-1", 8)).GetId())
 	waittest.Until(t, "the space is back", func() bool { return d.available() == testTotal })
-	// A burst of a tenth of a second is free. It may take longer on a busy machine.
+	// A burst of a tenth of a second is free. A busy machine may be slower.
 	const rate = 64 << 20
 	want := time.Duration(8*testExtent*int64(time.Second)/rate) - time.Second/10
 	if took := time.Since(start); took < want {

@@ -25,7 +25,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// meddledWith is an LVM that another program uses, too, once, between lvmd's last look at the group and the
+// meddledWith lets another program act once between lvmd's last look at the group and the
 // command that grows a volume.
 type meddledWith struct {
 	lvm.Groups
@@ -37,9 +37,8 @@ func (m meddledWith) ExtendAt(ctx context.Context, seqno uint64, group, volume s
 	return m.Groups.ExtendAt(ctx, seqno, group, volume, extents, on...)
 }
 
-// TestARawVolumeGrowsIntoZeroesWhereAnotherProgramHasWritten has an lvmd that does not look at its
-// group by itself: another program writes to extents that lvmd has wiped, just before they are
-// given to a volume.
+// lvmd does not poll. Another program writes to extents that lvmd has wiped, just before a
+// volume gets them.
 func TestARawVolumeGrowsIntoZeroesWhereAnotherProgramHasWritten(t *testing.T) {
 	const size = 16 << 20
 	for _, c := range []struct {

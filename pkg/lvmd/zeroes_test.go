@@ -22,7 +22,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// traces fails the test when a volume shows what it was not given.
+// traces fails the test unless the volume reads as zeroes.
 func (d *daemon) traces(id string) {
 	d.t.Helper()
 	n, pattern, err := d.machine.fake.Traces(testGroup, id)
@@ -39,7 +39,6 @@ func (m *machine) fill(t *testing.T, id string, pattern byte) {
 	must.Succeed(t, m.fake.Fill(testGroup, id, pattern))
 }
 
-// zeroed counts the bytes that are zeroed from here on.
 func (m *machine) zeroed() *int64 {
 	n := new(int64)
 	m.fake.BeforeZero = func(_, _ string, _, length int64) error {
@@ -52,7 +51,7 @@ func (m *machine) zeroed() *int64 {
 func TestARawVolumeShowsNothingOfWhatWasThereBefore(t *testing.T) {
 	for _, c := range []struct {
 		name string
-		// before leaves something on the disk that lvmd did not wipe.
+		// before leaves data on the disk that lvmd did not wipe.
 		before func(t *testing.T, m *machine, d *daemon) *daemon
 	}{
 		{"in the disk's first run with us", func(t *testing.T, m *machine, d *daemon) *daemon {
@@ -97,7 +96,7 @@ func TestARawVolumeShowsNothingOfWhatWasThereBefore(t *testing.T) {
 			d.kill()
 			os.RemoveAll(filepath.Join(m.state, "journal.db"))
 			d = m.start(t)
-			// It is a volume again, and nothing of it was lost.
+			// It is a volume again, with its contents intact.
 			d.delete(v.GetId())
 			waittest.Until(t, "it is gone", func() bool { return d.available() == testTotal })
 			return d
@@ -115,7 +114,7 @@ func TestARawVolumeShowsNothingOfWhatWasThereBefore(t *testing.T) {
 	}
 }
 
-// uses has all of the disk be used by a volume of a class, and given back.
+// uses fills the disk with a volume of a class, and deletes the volume.
 func (d *daemon) uses(m *machine, class string) {
 	d.t.Helper()
 	r := request("user", testTotal)
@@ -142,13 +141,12 @@ func TestWhatADeviceMakesOfADiscardIsItsOwn(t *testing.T) {
 	}
 }
 
-// dirty uses all of the disk, and gives it back, as another program would.
+// dirty uses and frees all of the disk as another program would.
 func (m *machine) dirty(t *testing.T) {
 	t.Helper()
 	m.dirtyFree(t, testTotal)
 }
 
-// dirtyFree uses so many extents, and gives them back.
 func (m *machine) dirtyFree(t *testing.T, extents int64) {
 	t.Helper()
 	must.Succeed(t, m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "theirs", Extents: extents}))
@@ -156,8 +154,7 @@ func (m *machine) dirtyFree(t *testing.T, extents int64) {
 	must.Succeed(t, m.fake.Remove(t.Context(), testGroup, []string{"theirs"}))
 }
 
-// TestARawVolumeGrowsIntoZeroesWhereAnotherProgramHasWritten has the disk used and given back by
-// another program, of which no scan knows, after lvmd wiped all of it.
+// Another program uses and frees the disk after lvmd wiped all of it; no scan knows.
 func TestARawVolumeGrowsIntoZeroesWhereAnotherProgramHasWritten(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t, pollsRarely)
@@ -170,8 +167,8 @@ func TestARawVolumeGrowsIntoZeroesWhereAnotherProgramHasWritten(t *testing.T) {
 	d.traces(v.GetId())
 }
 
-// TestARawVolumeDoesNotGrowIntoWhatAnotherProgramHadInBetween has the disk used and given back
-// between lvmd's last look at the group and the command that grows the volume.
+// The disk is used and freed between lvmd's last look at the group and the command that grows
+// the volume.
 func TestARawVolumeDoesNotGrowIntoWhatAnotherProgramHadInBetween(t *testing.T) {
 	for name, wiped := range map[string]bool{"what was wiped": true, "what is zeroed for it": false} {
 		t.Run(name, func(t *testing.T) {
@@ -200,8 +197,8 @@ func TestARawVolumeDoesNotGrowIntoWhatAnotherProgramHadInBetween(t *testing.T) {
 	}
 }
 
-// betweenReads is an LVM whose group another program changes once, right after lvmd has read its metadata
-// or where a volume lies, once armed is set.
+// betweenReads lets another program change the group once after armed is set: right after lvmd
+// reads its metadata or a mapping.
 type betweenReads struct {
 	lvm.Groups
 	armed  atomic.Bool
@@ -225,9 +222,8 @@ func (b *betweenReads) read() {
 	}
 }
 
-// TestARawVolumeDoesNotGrowIntoWhereItsExtensionWas has an administrator move the zeroed extents elsewhere, and
-// another program use those that are free then, between the two reads that say where they are and at which state
-// of the group.
+// An administrator moves the zeroed extents and another program uses the freed ones, between
+// lvmd's reads of the mapping and of the sequence number.
 func TestARawVolumeDoesNotGrowIntoWhereItsExtensionWas(t *testing.T) {
 	m := newMachine(t)
 	m.dirty(t)
@@ -294,8 +290,8 @@ func TestWhatWasWipedIsNotClearedAgain(t *testing.T) {
 	}
 }
 
-// meddler is an LVM that an administrator uses, too: when lvmd has seen where a wiped volume
-// lies, the volume is moved, and where it was, another one is written and removed.
+// meddler moves a wiped volume once lvmd has read its mapping, and writes and removes another
+// volume in its former place.
 type meddler struct {
 	lvm.Groups
 	d     *daemon
@@ -316,7 +312,8 @@ func (f *meddler) Mapping(group, volume string) ([]lvm.Segment, error) {
 	return pieces, err
 }
 
-// moveAway moves a volume of half the group; where it was, another one is written and removed.
+// moveAway moves a volume of half the group, and writes and removes another in its former
+// place.
 func (m *machine) moveAway(t *testing.T, volume string) {
 	if err := m.fake.Move(testGroup, volume); err != nil {
 		t.Error(err)
@@ -330,8 +327,8 @@ func (m *machine) moveAway(t *testing.T, volume string) {
 	}
 }
 
-// The volume is moved after lvmd has noted where the zeroes are, and lvmd sees the change
-// before it removes the volume.
+// The volume moves after lvmd recorded its zeroes, and lvmd sees the change before it removes
+// the volume.
 func TestWhereAWipedVolumeWasThatWaitsForItsRemovalIsNotKnownToBeZero(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)
