@@ -19,16 +19,13 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd"
 )
 
-// clientTimeout bounds each command's calls.
 const clientTimeout = 2 * time.Minute
 
-// client is what the subcommands that talk to a running lvmd share.
 type client struct {
 	socket *string
 	json   bool
 }
 
-// commands are for administrators: they ask the lvmd of this machine.
 func (c *client) commands() []*cobra.Command {
 	return []*cobra.Command{
 		c.classes(), c.volumes(), c.create(), c.delete(), c.expand(), c.snapshots(), c.snapshot(), c.deleteSnapshot(),
@@ -36,7 +33,6 @@ func (c *client) commands() []*cobra.Command {
 	}
 }
 
-// call runs f with a connection, and makes errors readable.
 func (c *client) call(ctx context.Context, f func(context.Context, lvmdv1.LVMDClient) error) error {
 	ctx, cancel := context.WithTimeout(ctx, clientTimeout)
 	defer cancel()
@@ -144,7 +140,7 @@ func (c *client) delete() *cobra.Command {
 		Use: "delete ID", Short: "Delete a volume by its id, with all it holds", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.call(cmd.Context(), func(ctx context.Context, l lvmdv1.LVMDClient) error {
-				// Deleting what is not there succeeds; a person had better know.
+				// Deleting a missing volume succeeds, which would hide a mistyped id.
 				if _, err := l.GetVolume(ctx, &lvmdv1.GetVolumeRequest{Id: args[0]}); err != nil {
 					return err
 				}
@@ -195,7 +191,6 @@ func (c *client) printVolumes(w io.Writer, volumes ...*lvmdv1.Volume) error {
 	return c.print(w, messages, rows)
 }
 
-// print writes the messages as JSON, or the rows as a table.
 func (c *client) print(w io.Writer, messages []proto.Message, rows [][]string) error {
 	if c.json {
 		for _, m := range messages {
@@ -214,7 +209,7 @@ func (c *client) print(w io.Writer, messages []proto.Message, rows [][]string) e
 	return table.Flush()
 }
 
-// bytesText shows a size with the largest binary suffix that leaves it whole.
+// bytesText uses the largest binary suffix that keeps a whole number.
 func bytesText(n int64) string {
 	suffixes := []string{"", "Ki", "Mi", "Gi", "Ti", "Pi"}
 	i := 0

@@ -16,7 +16,7 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// serveFake runs lvmd's service over an LVM in memory and returns its socket.
+// serveFake returns the socket of an lvmd over an LVM in memory.
 func serveFake(t *testing.T) string {
 	t.Helper()
 	return serveConfig(t, strings.ReplaceAll(valid, "carve-no-such-group", "carve, default: true"))

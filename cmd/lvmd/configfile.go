@@ -12,22 +12,19 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd"
 )
 
-// configInterval is how often the configuration file is looked at. A ConfigMap
-// that is mounted changes by a link that is put in another's place, up to a
-// minute after it was applied: nothing is gained by hurry.
+// configInterval need not be short: a mounted ConfigMap changes, by a replaced link, up to a
+// minute after it was applied.
 const configInterval = 5 * time.Second
 
-// errStartAgain ends everything that serves, for a service with the
-// configuration that came.
+// errStartAgain ends everything that serves, so that a new service starts with configFile.next.
 var errStartAgain = errors.New("starting again with another configuration")
 
-// configFile is the file and what was last seen in it.
 type configFile struct {
 	path string
-	// hangup has the signals to look at the file at once.
+	// hangup receives SIGHUP, which reads the file at once.
 	hangup <-chan os.Signal
 	seen   []byte
-	// next is the configuration to start again with, after errStartAgain.
+	// next is the configuration for the start after errStartAgain.
 	next *config.Config
 }
 
@@ -40,9 +37,7 @@ func (f *configFile) load() (*config.Config, error) {
 	return config.Parse(f.path, data)
 }
 
-// watch has the service take over what comes to be in the file, until ctx is
-// done or the service must be started again. It looks at intervals, and at once
-// at SIGHUP.
+// watch applies changes of the file until ctx is done or the service must start again.
 func (f *configFile) watch(ctx context.Context, service *lvmd.Service, log *slog.Logger) error {
 	tick := time.NewTicker(configInterval)
 	defer tick.Stop()
@@ -59,11 +54,11 @@ func (f *configFile) watch(ctx context.Context, service *lvmd.Service, log *slog
 	}
 }
 
-// look takes over a changed file. The only error is errStartAgain.
+// look fails only with errStartAgain.
 func (f *configFile) look(service *lvmd.Service, log *slog.Logger) error {
 	data, err := os.ReadFile(f.path)
 	if err != nil {
-		// It is missing for a moment when it is replaced; what is in force stays.
+		// The file is missing for a moment when it is replaced.
 		log.Warn("the configuration file cannot be read", "error", err)
 		return nil
 	}
@@ -88,7 +83,6 @@ func (f *configFile) look(service *lvmd.Service, log *slog.Logger) error {
 	return nil
 }
 
-// refuse says that a configuration is not taken over, in every way there is.
 func refuse(service *lvmd.Service, log *slog.Logger, err error) {
 	log.Error("the changed configuration is not taken over; the one before stays in force", "error", err)
 	service.Refuse(err.Error())

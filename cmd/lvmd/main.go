@@ -30,8 +30,7 @@ func main() {
 	}
 }
 
-// command is the command line; reduce gives up the rights that the daemon does not
-// need.
+// command returns the command line; reduce drops the privileges that the daemon does not need.
 func command(reduce func() error) *cobra.Command {
 	f := flags{reduce: reduce}
 	c := &cobra.Command{

@@ -11,7 +11,7 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// lvmdCommand runs the command line and returns what it printed and its error.
+// lvmdCommand returns the output and the error.
 func lvmdCommand(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	c := command(func() error { return nil })

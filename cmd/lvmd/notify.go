@@ -7,17 +7,15 @@ import (
 	"strings"
 )
 
-// notifySocket is the environment variable with which a service manager says where
-// it wants to hear of a service, see sd_notify(3).
+// notifySocket is the variable for the service manager's socket, see sd_notify(3).
 const notifySocket = "NOTIFY_SOCKET"
 
-// manager is the service manager that started lvmd, if it wants to hear of it.
+// manager does nothing if socket is empty.
 type manager struct {
 	socket string
 }
 
-// findManager takes the service manager's address out of the environment: what lvmd
-// starts has nothing to report to it.
+// findManager unsets the variable, as lvmd's children must not notify the manager.
 func findManager() (manager, error) {
 	m := manager{os.Getenv(notifySocket)}
 	if err := os.Unsetenv(notifySocket); err != nil {
@@ -26,13 +24,12 @@ func findManager() (manager, error) {
 	return m, nil
 }
 
-// notify sends assignments, such as READY=1, in one message. It does nothing without a
-// service manager.
+// notify sends assignments such as READY=1 in one message.
 func (m manager) notify(assignments ...string) error {
 	if m.socket == "" {
 		return nil
 	}
-	// A name that begins with @ is one in the kernel's abstract namespace, here as there.
+	// As in sd_notify, net maps a leading @ to the abstract namespace.
 	conn, err := net.Dial("unixgram", m.socket)
 	if err != nil {
 		return fmt.Errorf("service manager: %w", err)

@@ -25,13 +25,12 @@ import (
 	"github.com/carve-csi/carve/pkg/uplink"
 )
 
-// stopBound is by when the process is gone after SIGTERM, whatever the kernel
-// holds: the journal makes up for what is cut off.
+// stopBound limits the time from SIGTERM to the exit, whatever the kernel holds: the next start
+// recovers what is cut off.
 const stopBound = 4500 * time.Millisecond
 
-// gcPercent is by how much the heap may outgrow what is in use. That is small, 2 MB
-// and 2 KB for each volume; most of lvmd's memory is what scans and lists left behind
-// and the collector has not reached yet, and the processor has little else to do for lvmd.
+// gcPercent is low because garbage of scans and lists makes up most of lvmd's memory, and the
+// processor is mostly idle. The live heap is 2 MB and 2 KB for each volume.
 const gcPercent = 50
 
 type flags struct {
@@ -41,7 +40,7 @@ type flags struct {
 	opsListen, metricsTokenFile, lvmPath string
 	commandTimeout, poolTimeout          time.Duration
 	lvmLasting                           bool
-	// reduce gives up the process's privileges that lvmd does not need.
+	// reduce drops the privileges that lvmd does not need.
 	reduce func() error
 }
 
@@ -56,7 +55,7 @@ func (f *flags) add(s *pflag.FlagSet) {
 	s.StringVar(&f.metricsTokenFile, "metrics-token-file", "/etc/carve/metrics/token", "file with the bearer token that may read /metrics and /debug/pprof")
 	s.DurationVar(&f.commandTimeout, "lvm-timeout", time.Minute, "deadline of each LVM command")
 	s.DurationVar(&f.poolTimeout, "pool-activation-timeout", time.Hour, "deadline of the check of a thin pool's metadata, which comes before the pool is activated")
-	// Tests run several lvmds on one machine, with an lvm of their own.
+	// Tests run several lvmds on one machine, each with its own lvm.
 	s.StringVar(&f.lockDir, "lock-dir", lvm.LockDir, "directory of the lock that only one lvmd of a node has, beside LVM's own locks")
 	s.StringVar(&f.lvmPath, "lvm", "lvm", "lvm program: a path, or a name to look up in PATH")
 	s.BoolVar(&f.lvmLasting, "lvm-lasting", true, "keep one lvm process for each volume group, instead of starting one for each change")
@@ -65,7 +64,6 @@ func (f *flags) add(s *pflag.FlagSet) {
 	}
 }
 
-// run runs lvmd until ctx is done: lock, load, listen, serve, stop.
 func run(ctx context.Context, f flags, log *slog.Logger) error {
 	debug.SetGCPercent(gcPercent)
 	if f.controller != "" && f.nodeName == "" {
@@ -74,8 +72,8 @@ func run(ctx context.Context, f flags, log *slog.Logger) error {
 	if f.nodeName != "" {
 		log = log.With("node", f.nodeName)
 	}
-	// Before any program is run. Not every kernel and sandbox lets go; lvmd works as
-	// well then.
+	// Do this before running any program. Some kernels and sandboxes refuse; lvmd then works as
+	// well.
 	if err := f.reduce(); err != nil {
 		log.Warn("lvmd keeps all its privileges", "error", err)
 	}
@@ -84,7 +82,7 @@ func run(ctx context.Context, f flags, log *slog.Logger) error {
 		return err
 	}
 	defer context.AfterFunc(ctx, func() { notify(log, starter, "STOPPING=1") })()
-	// From the start: a process that does not handle SIGHUP ends when it is asked to reload.
+	// Handle SIGHUP before the long start: its default action ends the process.
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
@@ -103,7 +101,7 @@ func run(ctx context.Context, f flags, log *slog.Logger) error {
 		return err
 	}
 	defer unlockNode()
-	// Before anything is done to volumes that another lvmd may be working with.
+	// Check before touching volumes that another lvmd may be using.
 	if err := lvmd.CheckSocket(f.socket); err != nil {
 		return err
 	}
@@ -138,8 +136,8 @@ func run(ctx context.Context, f flags, log *slog.Logger) error {
 	return serveConfigurations(ctx, f, options, file, starter)
 }
 
-// serveConfigurations serves under the configuration of the options, and again under each one that the
-// file has later. One under which the service cannot be started is refused.
+// serveConfigurations serves o.Config, and then each configuration that the file gets and that
+// needs a new start. If the service cannot start with one, it goes back to the previous one.
 func serveConfigurations(ctx context.Context, f flags, o lvmd.Options, file *configFile, starter manager) error {
 	log, c := o.Log, o.Config
 	for refused := ""; ; {
@@ -161,19 +159,17 @@ func serveConfigurations(ctx context.Context, f flags, o lvmd.Options, file *con
 	}
 }
 
-// notify notifies the service manager, and logs where that fails.
 func notify(log *slog.Logger, m manager, assignments ...string) {
 	if err := m.notify(assignments...); err != nil {
 		log.Warn("the service manager cannot be notified", "error", err)
 	}
 }
 
-// errNotStarted is matched by errors of a service that never served.
+// errNotStarted matches errors of a service that never served.
 var errNotStarted = errors.New("the service cannot be started")
 
-// serveConfiguration runs a service under one configuration. refused is why the
-// configuration file says something else, or empty. The starter is notified when calls
-// are answered.
+// serveConfiguration runs a service with one configuration. refused is the reason why the
+// file's content is not in use, or empty. It notifies starter once calls are answered.
 func serveConfiguration(ctx context.Context, f flags, o lvmd.Options, file *configFile, refused string, starter manager) error {
 	log := o.Log
 	service, err := lvmd.New(ctx, o)
@@ -190,19 +186,18 @@ func serveConfiguration(ctx context.Context, f flags, o lvmd.Options, file *conf
 	}
 	service.Start()
 	log.Info("serving", "version", version, "socket", f.socket, "classes", len(o.Config.Classes), "controller", f.controller)
-	// A call that comes before serve waits in the listener.
+	// Earlier calls wait in the listener.
 	notify(log, starter, "READY=1", "STATUS=Serving on "+f.socket)
 	return serve(ctx, f, o, service, listener, file)
 }
 
-// serve runs everything that serves until ctx is done or something fails, and
-// stops it in order.
+// serve runs all servers and watchers until ctx is done or one fails, then stops them in order.
 func serve(ctx context.Context, f flags, o lvmd.Options, service *lvmd.Service, l net.Listener, file *configFile) error {
 	log := o.Log
 	socket, uplinks := service.NewServer(lvmd.Socket), service.NewServer(lvmd.Uplink, uplink.ServerOptions()...)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
-		if err := socket.Serve(l); !errors.Is(err, grpc.ErrServerStopped) { // stopped before it had begun
+		if err := socket.Serve(l); !errors.Is(err, grpc.ErrServerStopped) { // stopped before Serve began
 			return err
 		}
 		return nil

@@ -52,7 +52,7 @@ func (c *client) deleteSnapshot() *cobra.Command {
 		Use: "delete-snapshot ID", Short: "Delete a snapshot by its id", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.call(cmd.Context(), func(ctx context.Context, l lvmdv1.LVMDClient) error {
-				// Deleting what is not there succeeds; a person had better know.
+				// Deleting a missing snapshot succeeds, which would hide a mistyped id.
 				if _, err := l.GetSnapshot(ctx, &lvmdv1.GetSnapshotRequest{Id: args[0]}); err != nil {
 					return err
 				}

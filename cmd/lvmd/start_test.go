@@ -13,8 +13,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestMain lets the test binary be lvmd, and an lvm that never answers, when it is
-// called by these names.
+// TestMain lets the test binary stand in for lvmd and for an lvm that never answers.
 func TestMain(m *testing.M) {
 	switch filepath.Base(os.Args[0]) {
 	case "carve-lvmd":
@@ -30,8 +29,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// starting starts an lvmd that hangs in its start, until signals end it. The
-// returned function waits for that.
+// starting runs an lvmd whose start hangs until signals end it; wait returns its result.
 func starting(t *testing.T) (send func(syscall.Signal), wait func() error) {
 	t.Helper()
 	dir := t.TempDir()

@@ -23,7 +23,6 @@ import (
 	"github.com/carve-csi/carve/pkg/uplink/uplinktest"
 )
 
-// denied calls a method of the service, without any arguments, and reports whether the transport denies it.
 func denied(t *testing.T, conn grpc.ClientConnInterface, method, instead string) bool {
 	t.Helper()
 	var err error
@@ -45,7 +44,6 @@ func denied(t *testing.T, conn grpc.ClientConnInterface, method, instead string)
 	return is
 }
 
-// TestEachTransportServesItsCallers calls a running lvmd by its unix socket and over a real uplink.
 func TestEachTransportServesItsCallers(t *testing.T) {
 	onlySocket := []string{"ListVolumes", "NoteHealth", "NoteEncrypted", "AdoptVolume", "ConfirmAdoption", "RevertAdoption", "Check", "List", "Watch"}
 	onlyUplink := []string{"ModifyVolume"}
