@@ -37,8 +37,7 @@ func (d *daemon) named(id string) *lvmdv1.Volume {
 
 func TestAPoolThatIsCheckedForLongHoldsUpNothingElse(t *testing.T) {
 	for name, c := range map[string]struct {
-		// slow is the operation that blocks, and groups those in which volumes are created while it
-		// does.
+		// slow blocks while volumes are created in groups.
 		slow    lvmfake.Op
 		groups  []string
 		refused bool

@@ -64,7 +64,6 @@ func TestDevicesThatAnAdministratorTakesAwayAndMakesAreSeen(t *testing.T) {
 	if got := get(other.GetId()); got.GetDeviceMinor() != other.GetDeviceMinor() {
 		t.Errorf("an encrypted volume has now minor number %d, want %d", got.GetDeviceMinor(), other.GetDeviceMinor())
 	}
-	// Each change causes one scan, whether or not a device exists.
 	m.fake.Renumber(testGroup, v.GetId(), false)
 	waittest.Until(t, "the volume has no device", func() bool { return get(v.GetId()).GetDevicePath() == "" })
 	scans := m.fake.Commands(lvmfake.OpScan)

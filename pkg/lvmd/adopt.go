@@ -15,10 +15,10 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/volumegroup"
 )
 
-// Adopting a logical volume tags it, then renames it to an id. A logical volume with tags but
-// no id is not a volume, so the rename decides. After a crash between the two, the next attempt
-// replaces the tags; after a crash past both, the next scan adopts the volume as it does after
-// a lost journal. A tag keeps the former name until the adoption is confirmed.
+// Adopting a logical volume tags it, then renames it to an id. Tags without an id do not make a
+// volume, so the rename decides. If a crash separates the two, the next attempt replaces the
+// tags. After the rename, the next scan finds the volume as after a lost journal. A tag keeps
+// the former name until the adoption is confirmed.
 
 type adopter struct {
 	*core
@@ -213,7 +213,7 @@ func (s *Service) ConfirmAdoption(ctx context.Context, r *lvmdv1.ConfirmAdoption
 	return &lvmdv1.ConfirmAdoptionResponse{Volume: v.Report()}, nil
 }
 
-// confirm forgets the former name of a claimed volume. It releases v unless it fails.
+// confirm releases v unless it fails.
 func (s *adopter) confirm(ctx context.Context, v *inventory.Volume) error {
 	confirmed := v.Record()
 	if confirmed.AdoptedFrom == "" {
@@ -236,8 +236,8 @@ func (s *adopter) confirm(ctx context.Context, v *inventory.Volume) error {
 	return nil
 }
 
-// RevertAdoption implements lvmdv1.LVMDServer. Here, too, the rename decides: a crash after it
-// leaves tags that mean nothing.
+// RevertAdoption implements lvmdv1.LVMDServer. After a crash past the rename, the tags mean
+// nothing.
 func (s *Service) RevertAdoption(ctx context.Context, r *lvmdv1.RevertAdoptionRequest) (*lvmdv1.RevertAdoptionResponse, error) {
 	v, err := s.claimAdopted(r.GetId(), inventory.Deleting)
 	if err != nil {

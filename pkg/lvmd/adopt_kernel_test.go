@@ -139,7 +139,6 @@ func TestVolumesOfOtherDriversInTheGroupAreNeverTouched(t *testing.T) {
 	for _, lv := range []string{topolvmName, openebsName} {
 		checkWritten(t, "/dev/"+n.group+"/"+lv, "ext4")
 	}
-	// Their driver removes one while lvmd runs.
 	lvmByHand(t, "lvremove", "-f", n.group+"/"+openebsName)
 	waittest.Until(t, "its space is free", func() bool { return p.available() == all })
 	if _, err := os.Stat("/dev/" + n.group + "/" + openebsName); !errors.Is(err, syscall.ENOENT) {

@@ -227,7 +227,6 @@ func TestAThinVolumeIsAdoptedIntoTheClassOfItsPoolOnly(t *testing.T) {
 	if v.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY || v.GetSizeBytes() != 4*testExtent {
 		t.Errorf("adopted: %v", v)
 	}
-	// It counts and grows as a volume of the pool.
 	must.Get(d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 6 * testExtent}))(t)
 	d.checkModel()
 }
@@ -243,8 +242,8 @@ func (m *machine) fakePool(t *testing.T) string {
 	return ""
 }
 
-// Each crash point of an adoption, its reversal, a second adoption and the confirmation is
-// tried. The volume exists under either name with its contents, and the calls can be repeated.
+// Crash points cover an adoption, its reversal, a second adoption and the confirmation. The
+// volume always exists under either name, and the calls can be repeated.
 func TestKilledInAnAdoptionNothingIsLost(t *testing.T) {
 	places := 0
 	for at := 1; ; at++ {
@@ -291,7 +290,6 @@ func TestKilledInAnAdoptionNothingIsLost(t *testing.T) {
 	}
 }
 
-// adoptRevertConfirm stops where the daemon crashes.
 func adoptRevertConfirm(t *testing.T, d *daemon) {
 	t.Helper()
 	ctx, cancel := contextUntil(t, d.gate.done)

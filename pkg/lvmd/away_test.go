@@ -43,7 +43,6 @@ func (l *watchedLVM) seen() (scans [][]string, reads int) {
 	return slices.Clone(l.scans), l.reads
 }
 
-// startWatched starts an lvmd that gets no block events.
 func (m *machine) startWatched(t *testing.T, interval time.Duration) (*daemon, *watchedLVM) {
 	watched := &watchedLVM{}
 	d := m.start(t, func(_ *daemon, o *Options) { watched.Groups, o.LVM, o.awayInterval = o.LVM, watched, interval })
@@ -91,7 +90,6 @@ func TestGroupsThatWereAwayAreFoundWithoutAnEvent(t *testing.T) {
 	}
 }
 
-// The sequence number shows at once that a group is ours again.
 func TestLVMIsAskedOnlyForGroupsThatAreAway(t *testing.T) {
 	m := newMachine(t)
 	polled := func(d *daemon, watched *watchedLVM, what string) {

@@ -19,9 +19,9 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// BenchmarkLvmd compares lvmd with LVM commands run by hand, in one run on the same group. Only
-// the ratios count: absolute times mean nothing on an emulated machine. CARVE_BENCH_VOLUMES
-// lists the numbers of existing volumes, instead of "0,100,500,1000".
+// BenchmarkLvmd compares lvmd with LVM commands run by hand. Only the ratios count: absolute
+// times mean nothing on an emulated machine. CARVE_BENCH_VOLUMES lists the numbers of existing
+// volumes, instead of "0,100,500,1000".
 func BenchmarkLvmd(b *testing.B) {
 	sizes := os.Getenv("CARVE_BENCH_VOLUMES")
 	if sizes == "" {
@@ -40,10 +40,9 @@ func BenchmarkLvmd(b *testing.B) {
 }
 
 const (
-	// batch is the number of volumes that a round creates and removes, each way. The two ways
-	// alternate, so that other load on the machine affects both.
+	// batch is the number of volumes per round, each way. The two ways alternate, so that other
+	// load affects both.
 	batch = 8
-	// reads is the number of repetitions of each question per round and way.
 	reads = 50
 )
 
@@ -100,7 +99,7 @@ func compare(b *testing.B, p *process, metrics func() map[string]float64, held i
 			}
 		}
 		handSum, handRemoveSum := sum(hand).Seconds(), sum(handRemove).Seconds()
-		// lvmd served half as many as were made by hand, for each number of callers.
+		// lvmd created half as many as were created by hand, for each number of callers.
 		for k, callers := range []int{1, batch} {
 			suffix := fmt.Sprintf("/%d-callers", callers)
 			b.ReportMetric(2*lvmdCreate[k].Seconds()/handSum, "create-ratio"+suffix)
@@ -163,7 +162,6 @@ func concurrently(callers, count int, f func(i int)) {
 	wg.Wait()
 }
 
-// byHandDefault runs LVM with the machine's own configuration.
 func byHandDefault(b *testing.B, args ...string) {
 	b.Helper()
 	if out, err := exec.Command("lvm", args...).CombinedOutput(); err != nil {
@@ -189,7 +187,7 @@ func quantile(all []time.Duration, percent int) float64 {
 	return slices.Sorted(slices.Values(all))[len(all)*percent/100].Seconds()
 }
 
-// memory reads a value of /proc/PID/status, in MiB.
+// memory is in MiB.
 func memory(b *testing.B, pid int, key string) float64 {
 	b.Helper()
 	for line := range strings.Lines(processStatus(b, pid)) {

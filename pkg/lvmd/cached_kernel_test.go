@@ -21,8 +21,8 @@ type layering struct {
 	what, class string
 	// make and undo act on the volume, or on its pool.
 	make, undo func(t testing.TB, volume string)
-	// least is the minimum number of effects of an activation, and number the one before which it
-	// is killed.
+	// least is the minimum number of an activation's effects, number the one before which it is
+	// killed.
 	least, number int
 }
 
@@ -69,7 +69,7 @@ func (n *node) devices() (names []string) {
 	return names
 }
 
-// stack returns a node without a running lvmd, and a volume that holds 0x5a on the layer.
+// stack returns a node without a running lvmd, and a volume that holds 0x5a.
 func (kind *layering) stack(t *testing.T) (*node, *lvmdv1.Volume) {
 	t.Helper()
 	n := newNode(t, "/dev/vdb", "/dev/vdc")
@@ -97,7 +97,6 @@ func (kind *layering) below(v *lvmdv1.Volume) string {
 	return v.GetId()
 }
 
-// unstack ends the test: it removes the layer and deletes the volume.
 func (kind *layering) unstack(n *node, v *lvmdv1.Volume) {
 	n.t.Helper()
 	checkFilled(n.t, v, 0x5a, layeredSize)
@@ -115,8 +114,8 @@ func (n *node) deactivate() {
 	}
 }
 
-// killActivation kills an administrator's activation before an effect, and returns false if it
-// had fewer. The leftovers may keep LVM from activating the volume, so it tries.
+// killActivation returns false if the activation had fewer effects. The leftovers may keep LVM
+// from activating the volume, so it tries.
 func (n *node) killActivation(volume string, number int) bool {
 	n.t.Helper()
 	at := killPoint{number, "lvm", false}

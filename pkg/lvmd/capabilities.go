@@ -2,8 +2,8 @@ package lvmd
 
 import "golang.org/x/sys/unix"
 
-// Capabilities lists the capabilities that lvmd keeps. The programs that it runs are root and
-// get all of them. The systemd unit has the same list, which a test compares.
+// Capabilities lists the capabilities of lvmd and of the programs that it runs, which are root.
+// A test compares the systemd unit with it.
 var Capabilities = []int{
 	// Device mapper ioctls, loop devices, exclusive opens, and the disk ioctls of LVM and mkfs.
 	unix.CAP_SYS_ADMIN,

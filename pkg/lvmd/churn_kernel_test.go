@@ -12,15 +12,14 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// The load is that of a node in a CI cluster: deleted space must become free while others
-// continue, not when they end.
+// As on a node of a CI cluster, deleted space must become free while others continue, not when
+// they end.
 func TestSpaceComesBackWhileNamespacesCreateAndDelete(t *testing.T) {
 	const (
 		tenants, rounds = 10, 16
 		size            = 4 << 20
-		// mostLeft bounds the volumes that take space after each round of a namespace: one live
-		// volume per namespace, and a few deleted ones that wait for their batch. If load kept lvmd
-		// from removing volumes, nearly all would remain.
+		// mostLeft bounds the volumes that take space after each round: one live volume per
+		// namespace, and a few that wait for their batch. Starved removals would leave nearly all.
 		mostLeft = 5 * tenants
 	)
 	n := newNode(t)

@@ -67,9 +67,8 @@ func orphans(before journal.Bindings, c *config.Config, members []inventory.Memb
 	return fmt.Errorf("%w: %s; take that back, or delete the volumes under the configuration before", ErrOrphans, strings.Join(all, "; "))
 }
 
-// refuseOrphans runs before the start changes anything for the configuration. Volumes of
-// missing groups count, since they may still exist. Without recorded bindings, before is nil
-// and no volume counts.
+// refuseOrphans runs before the start changes anything. Volumes of missing groups count, since
+// they may still exist. Without recorded bindings no volume counts.
 func (s *Service) refuseOrphans(ctx context.Context, c *config.Config, before journal.Bindings, records map[string]spec.Record) error {
 	err := orphans(before, c, membersOf(records, nil))
 	if err == nil {
@@ -102,9 +101,8 @@ func membersOf(records map[string]spec.Record, found []lvm.Group) []inventory.Me
 	return all
 }
 
-// refuseUnknownClasses replaces refuseOrphans if the journal has no bindings. The volumes' tags
-// and records show the former classes and groups, but not the layout, which counts as
-// unchanged.
+// refuseUnknownClasses replaces refuseOrphans if the journal has no bindings: tags and records
+// show the former classes and groups, but not the layout, which counts as unchanged.
 func refuseUnknownClasses(c *config.Config, records map[string]spec.Record, found []lvm.Group) error {
 	members := membersOf(records, found)
 	for i := range found {

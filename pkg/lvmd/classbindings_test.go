@@ -96,7 +96,6 @@ func TestAGroupThatIsNotConfiguredAnyMoreIsMissedAtTheStart(t *testing.T) {
 	refused("the group is there")
 	m.fake.PlugGroup(testGroup, false)
 	refused("the group is missing")
-	// A removal by hand no longer counts.
 	m.fake.PlugGroup(testGroup, true)
 	must.Succeed(t, m.fake.Remove(t.Context(), testGroup, []string{v.GetId()}))
 	m.start(t)
@@ -134,7 +133,6 @@ func TestWhatIsMissingOrEmptyIsNoReasonToRefuseAStart(t *testing.T) {
 	}
 }
 
-// Volumes without a known class must not keep the current configuration from starting.
 func TestWhatWasTakenOnceIsTakenAgain(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)
@@ -158,7 +156,6 @@ func TestVolumesOfAnotherLayoutAreNoReasonToRefuseAStartWithoutAJournal(t *testi
 	d := m.start(t)
 	d.create(request("a", 1))
 	d.stop()
-	// As an administrator's lvconvert leaves it.
 	ident := spec.Identity{Name: "b", Class: "local", Block: true}
 	must.Succeed(t, m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: spec.NewVolumeID(), Extents: 1, Tags: ident.Tags(),
 		Layout: layout.Layout{Type: layout.RAID1, Mirrors: 1}}))

@@ -19,7 +19,6 @@ func (f *sourceVanishedError) Error() string {
 }
 func (f *sourceVanishedError) Unwrap() error { return f.cause }
 
-// fillFrom gives a volume that LVM has created the contents of its source.
 func (s *creator) fillFrom(ctx context.Context, v *inventory.Volume, from *inventory.Source) error {
 	if v.Ident().Snapshot {
 		return ctx.Err()
@@ -35,7 +34,6 @@ func (s *creator) fillFrom(ctx context.Context, v *inventory.Volume, from *inven
 	return s.copyFrom(ctx, v, from)
 }
 
-// enlarge grows a volume created as a snapshot to its requested size.
 func (s *creator) enlarge(ctx context.Context, v *inventory.Volume) error {
 	extents, err := v.Enlargement()
 	if err := errors.Join(err, ctx.Err()); err != nil || extents == 0 {

@@ -28,7 +28,7 @@ func fill(t testing.TB, v *lvmdv1.Volume, pattern byte) {
 	must.Succeed(t, errors.Join(f.Sync(), f.Close()))
 }
 
-// Map fails the test unless the whole raw volume reads as zeroes.
+// Map wants zeroes in the whole raw volume.
 func Map(t testing.TB, v *lvmdv1.Volume) {
 	t.Helper()
 	checkContents(t, v, 0, wholeDevice)
@@ -39,11 +39,10 @@ func checkFilled(t testing.TB, v *lvmdv1.Volume, pattern byte, length int64) {
 	checkContents(t, v, pattern, length)
 }
 
-// wholeDevice means reading to the end of the device.
 const wholeDevice = -1
 
-// checkContents fails the test if a byte differs from the pattern or cannot be read, or if the
-// device is shorter than length or not as long as the volume claims.
+// checkContents also fails the test if a byte cannot be read, or if the device is shorter than
+// length or not as long as the volume claims.
 func checkContents(t testing.TB, v *lvmdv1.Volume, pattern byte, length int64) {
 	t.Helper()
 	f, err := os.Open(v.GetDevicePath())

@@ -17,12 +17,11 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// converted describes a conversion of our volume by an administrator's lvconvert.
 type converted struct {
 	what, class string
 	// make converts a volume that is filled with 0x5a; undo reverts it with the contents intact.
 	make, undo func(v *lvmdv1.Volume)
-	// dependent is the resulting logical volume, and remedy the advice in the error.
+	// dependent is the resulting logical volume, remedy the advice in the error.
 	dependent, remedy func(id string) string
 	// readable dependents hold 0x5a, too. late conversions also work on a deleted volume.
 	readable, late bool
@@ -154,7 +153,6 @@ func TestAVolumeThatLVMConvertsAfterItsDeletionIsNotWiped(t *testing.T) {
 				class := p.classNamed(c.class).GetConditions()
 				return len(class) == 1 && strings.Contains(class[0].GetMessage(), v.GetId()) && strings.Contains(class[0].GetMessage(), c.dependent(v.GetId()))
 			}, func() any { return p.classNamed(c.class) })
-			// Other deletions go on.
 			other := p.create(inClass(create("pvc-other", size, ""), c.class)).GetId()
 			p.delete(other)
 			waittest.Until(t, "the other volume is removed", func() bool {

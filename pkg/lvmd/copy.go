@@ -27,8 +27,7 @@ const (
 	// progress. The target is flushed before each.
 	copyCheckpoint = 256 << 20
 	copyInterval   = 5 * time.Second
-	// copyReport is the minimum time between two reports of progress to watchers.
-	copyReport = time.Second
+	copyReport     = time.Second
 	// At most maxCopying copies run in a volume group, maxCopies in all if those waiting for a
 	// disk count, maxSameCopies on the same disks. Each holds a chunk in memory. A copy counts as
 	// waiting after copyLook.
@@ -40,11 +39,11 @@ const (
 	copyTimeout = 5 * time.Minute
 )
 
-// makeCopy copies the source to a new volume. It holds the source open exclusively from before
-// the first effect to the end: a file system in use would be copied as garbage, and freezing it
-// for so long would stop its Pod. The kernel still lets others open and write a raw volume; the
-// copy then fails, see unchanged. After a restart of lvmd the copy resumes if the kernel
-// counted no write to the source since; otherwise it is undone.
+// makeCopy holds the source open exclusively from before the first effect to the end: a file
+// system in use would be copied as garbage, and freezing it for so long would stop its Pod. The
+// kernel still lets others open and write a raw volume; the copy then fails, see unchanged.
+// After a restart of lvmd the copy resumes if the kernel counted no write since; otherwise it
+// is undone.
 func (s *creator) makeCopy(ctx context.Context, v *inventory.Volume, from *inventory.Source) error {
 	if err := s.openSource(ctx, from); err != nil {
 		v.UndoCreation(false)
@@ -65,7 +64,7 @@ func (s *creator) openSource(ctx context.Context, from *inventory.Source) (err e
 	return nil
 }
 
-// resume continues a copy of a previous process run. LVM has already created the volume.
+// resume continues a copy of a previous process run, whose volume exists.
 func (s *creator) resume(a inventory.Admission) {
 	s.begin(a, func(ctx context.Context, v *inventory.Volume, from *inventory.Source) error {
 		err := s.openSource(ctx, from)
@@ -114,7 +113,6 @@ func (s *creator) bound(h blockdev.Handle, of *inventory.Volume, place *command.
 	})
 }
 
-// copyRun copies a source to a volume, starting at the last recorded progress.
 type copyRun struct {
 	*creator
 	v        *inventory.Volume
@@ -122,7 +120,6 @@ type copyRun struct {
 	from, to blockdev.Handle
 	// nil means no limit.
 	limit *rate.Limiter
-	// since marks the writes to the source when its copy began.
 	since blockdev.WriteMark
 	// recorded counts the durable bytes in the journal, last updated at recordedAt.
 	recorded   int64
@@ -151,8 +148,6 @@ func (c *copyRun) run(ctx context.Context) error {
 	return c.to.Sync()
 }
 
-// start makes the kernel count writes to the source, or checks that a resumed copy's source is
-// unchanged.
 func (c *copyRun) start() error {
 	if c.recorded > 0 {
 		return c.unchanged()
@@ -210,7 +205,6 @@ func (c *copyRun) copyChunks(ctx context.Context) error {
 	return nil
 }
 
-// copied reports progress, and checkpoints it when due.
 func (c *copyRun) copied(bytes int64) error {
 	p := inventory.Progress{Copied: bytes, Since: c.since, Publish: time.Since(c.reported) > copyReport}
 	if p.Publish {
@@ -264,5 +258,4 @@ func writeChunk(to blockdev.Handle, chunk []byte, off int64, zeroed bool) error 
 
 var zeroBlock [copyBlock]byte
 
-// allZero expects at most copyBlock bytes.
 func allZero(block []byte) bool { return bytes.Equal(block, zeroBlock[:len(block)]) }

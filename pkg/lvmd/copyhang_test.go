@@ -17,8 +17,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// hangingCopies begins the maximum of concurrent copies, on an unresponsive disk. answer makes
-// the disk respond, ended returns the results, and source is a volume that can be copied.
+// hangingCopies fills the places for copies on an unresponsive disk. answer makes it respond,
+// ended returns the results, and source can still be copied.
 func hangingCopies(t *testing.T, more func(_ *daemon, o *Options)) (d *daemon, source string, answer func(), ended func() []error) {
 	t.Helper()
 	m := newMachine(t)

@@ -16,7 +16,6 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/volumegroup"
 )
 
-// core is shared by all operations of a Service.
 type core struct {
 	lvm       lvm.Groups
 	journal   *journal.Journal
@@ -30,7 +29,7 @@ type core struct {
 	crashPoint func(point string)
 }
 
-// crash is called between any two effects of an operation. Tests end lvmd's process run there.
+// crash is called between any two effects. Tests end lvmd's process run there.
 func (c *core) crash(point string) {
 	if c.crashPoint != nil {
 		c.crashPoint(point)
@@ -71,8 +70,7 @@ type lifecycle struct {
 	// stopping is closed when new operations must fail and streams must end.
 	stopping chan struct{}
 	stopOnce sync.Once
-	// work is the context of operations and background loops. It ends after stopping, once
-	// operations have had their time.
+	// work ends after stopping, once operations have had their time.
 	work    context.Context
 	cancel  context.CancelFunc
 	running sync.WaitGroup

@@ -26,8 +26,7 @@ import (
 // soaking runs every crash point instead of a few random ones.
 var soaking = os.Getenv("CARVE_SOAK") != ""
 
-// chance chooses the crash points. A run repeats another one's choice with the CARVE_SEED that
-// it logged.
+// chance repeats another run's choice with the CARVE_SEED that it logged.
 func chance(t testing.TB) *rand.Rand {
 	t.Helper()
 	seed := uint64(time.Now().UnixNano())
@@ -41,8 +40,8 @@ func chance(t testing.TB) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
-// places yields the numbers of crash points: few random ones, spread evenly up to most, or, when
-// soaking, all until one is not reached.
+// places yields few random crash points, spread evenly up to most, or, when soaking, all until
+// one is not reached.
 func places(random *rand.Rand, few, most int) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		if soaking {
@@ -59,14 +58,12 @@ func places(random *rand.Rand, few, most int) iter.Seq[int] {
 	}
 }
 
-// scenario records requests and acknowledgements across several runs of lvmd.
+// scenario spans several runs of lvmd.
 type scenario struct {
 	n *node
 	// kept holds acknowledged volumes by name; raw ones begin with 0x5a.
-	kept map[string]*lvmdv1.Volume
-	// asked holds the requests by name; unacknowledged ones are repeated.
-	asked map[string]*lvmdv1.CreateVolumeRequest
-	// unsure names volumes whose deletion was not acknowledged.
+	kept        map[string]*lvmdv1.Volume
+	asked       map[string]*lvmdv1.CreateVolumeRequest
 	unsure      map[string]bool
 	snapshots   map[string]*lvmdv1.Snapshot
 	snapshotted map[string]*lvmdv1.CreateSnapshotRequest
@@ -140,7 +137,6 @@ func (s *scenario) delete(p *process, name string) {
 	ctx, cancel := context.WithTimeout(s.n.t.Context(), waitTimeout)
 	defer cancel()
 	if snapshot := s.snapshots[name]; snapshot != nil {
-		// check deletes the remaining snapshots.
 		delete(s.snapshots, name)
 		delete(s.snapshotted, name)
 		_, _ = p.client.DeleteSnapshot(ctx, &lvmdv1.DeleteSnapshotRequest{Id: snapshot.GetId()})
@@ -226,7 +222,6 @@ func (s *scenario) check(p *process, all int64) {
 	}
 }
 
-// restore checks that the snapshot lacks what is written after its acknowledgement.
 func (s *scenario) restore(p *process, snapshot *lvmdv1.Snapshot) {
 	s.n.t.Helper()
 	fill(s.n.t, s.kept["pvc-kept"], 0xa5)
@@ -291,7 +286,6 @@ func (n *node) inconsistent() string {
 	return ""
 }
 
-// isLasting reports whether a condition stays until something changes it.
 func isLasting(c *lvmdv1.Condition) bool { return c.GetType() != "OutOfSync" }
 
 func (p *process) again(what string, ask func() error) {

@@ -21,7 +21,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// Every effect of the scenario's calls is a crash point.
 type crashScenario struct {
 	name string
 	run  func(d *acknowledgements)
@@ -38,14 +37,11 @@ func (s crashScenario) machine(t *testing.T) *machine {
 	return newDisks(t, s.disks...)
 }
 
-// acknowledgements is one run of a scenario on a daemon that may crash.
 type acknowledgements struct {
 	*daemon
-	ctx  context.Context
-	kept map[string]keptVolume
-	// last is the last creation, acknowledged or not.
-	last *lvmdv1.CreateVolumeRequest
-	// unsure names volumes whose deletion was requested but not acknowledged.
+	ctx    context.Context
+	kept   map[string]keptVolume
+	last   *lvmdv1.CreateVolumeRequest
 	unsure map[string]bool
 }
 
@@ -53,12 +49,11 @@ type keptVolume struct {
 	id      string
 	request *lvmdv1.CreateVolumeRequest
 	bytes   int64
-	// noted means that lvmd acknowledged the volume's encryption.
+	// noted means that lvmd acknowledged the encryption.
 	noted bool
-	// named means that lvmd acknowledged that a PersistentVolume names the volume.
+	// named means that lvmd acknowledged a PersistentVolume.
 	named bool
-	// limits holds the last acknowledged limits and all that were requested since: the volume may
-	// have any of them.
+	// limits holds all that the volume may have: the last acknowledged and those requested since.
 	limits []*lvmdv1.IOLimits
 }
 
@@ -193,9 +188,6 @@ var crashScenarios = []crashScenario{
 	}},
 }
 
-// Each scenario runs with lvmd killed at each crash point, and again with the next lvmd killed
-// in its recovery.
-//
 // The gate numbers the points by passing before and after every effect; a scenario repeats with
 // the next number until it survives. A new operation needs only a scenario; crashPoints reports
 // a missing one.
@@ -225,8 +217,8 @@ func TestKilledBetweenAnyTwoEffectsNothingIsLostOrLeaked(t *testing.T) {
 	}
 }
 
-// runScenario crashes a daemon at a point and checks the next one; if again is not zero, a
-// daemon between them crashes there. survived means that the scenario ended before the point.
+// runScenario crashes a daemon at a point, another one at again if that is not zero, and checks
+// the next. survived means that the scenario ended before the point.
 func runScenario(t *testing.T, s crashScenario, at, again int) (survived bool, point string) {
 	m := s.machine(t)
 	var g *gate
@@ -249,7 +241,6 @@ func runScenario(t *testing.T, s crashScenario, at, again int) (survived bool, p
 		}
 	}()
 	s.run(acknowledged)
-	// Background work may crash, too.
 	idle := make(chan struct{})
 	go func() {
 		defer close(idle)
@@ -313,7 +304,6 @@ func checkScenario(t *testing.T, m *machine, acknowledged *acknowledgements) {
 			t.Errorf("a retry of %s made %v", name, again)
 		}
 	}
-	// A retry completes or removes what was not acknowledged.
 	for name := range acknowledged.unsure {
 		d.deleteWithRetries(&lvmdv1.DeleteVolumeRequest{Name: name})
 	}
@@ -335,7 +325,7 @@ func checkScenario(t *testing.T, m *machine, acknowledged *acknowledgements) {
 	}
 }
 
-// deleteWithRetries retries while the daemon is busy with the volume, as after a start.
+// deleteWithRetries retries while the daemon is busy with the volume.
 func (d *daemon) deleteWithRetries(r *lvmdv1.DeleteVolumeRequest) {
 	d.t.Helper()
 	waittest.Until(d.t, "the volume can be deleted", func() bool {

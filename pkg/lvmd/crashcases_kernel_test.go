@@ -14,7 +14,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// crashCase is a request during which an LVM command is killed.
 type crashCase struct {
 	name    string
 	command string
@@ -22,12 +21,12 @@ type crashCase struct {
 	before []func(*scenario, *process)
 	// do causes the command.
 	do func(*scenario, *process)
-	// least is the minimum number of effects of the command.
+	// least is the minimum number of the command's effects.
 	least int
 }
 
-// lasts reports whether the command runs in a lasting lvm, if one is used. A raw volume that is
-// not thin grows in a process of its own, which holds LVM's lock.
+// lasts is false for growing a raw volume that is not thin, which runs in a process of its own
+// that holds LVM's lock.
 func (d crashCase) lasts() bool { return d.command != "lvextend" || strings.Contains(d.name, "thin") }
 
 func keeping(s *scenario, p *process)      { s.create(p, create("pvc-kept", 8<<20, "")) }
@@ -72,7 +71,6 @@ var wideCrashCases = []crashCase{
 	{"a wide volume is deleted", "lvremove", kept, deleting, 4},
 }
 
-// LVM runs in a lasting process, lvmd's default, and as with --lvm-lasting=false.
 func TestLVMKilledInTheMiddleOfACommand(t *testing.T) {
 	thickNode(t).killWithin(t, thickCrashCases,
 		killedCase{thickCrashCases[0], killPoint{5, "lvm", true}}, killedCase{thickCrashCases[1], killPoint{4, "lvmd", true}},
@@ -138,8 +136,8 @@ type killedCase struct {
 	killPoint killPoint
 }
 
-// killWithin runs the given cases. When soaking, it runs all cases, killed at all effects, with
-// and without lvmd, in both kinds of lvm.
+// killWithin runs the given cases, or, when soaking, all: at all effects, with and without
+// lvmd, in both kinds of lvm.
 func (n *node) killWithin(t *testing.T, crashCases []crashCase, given ...killedCase) {
 	t.Helper()
 	n.standIn()
@@ -185,7 +183,6 @@ func (n *node) killWithin(t *testing.T, crashCases []crashCase, given ...killedC
 	}
 }
 
-// mustHit fails the test if the command ended without being killed.
 func (d killPoint) mustHit(t *testing.T, killed bool) {
 	t.Helper()
 	if !killed {
@@ -193,9 +190,9 @@ func (d killPoint) mustHit(t *testing.T, killed bool) {
 	}
 }
 
-// killAtEachEffect kills a command before each of its effects, with and without lvmd, in both
-// kinds of lvm, and wants the least number of kills from each. begin prepares kills in one kind
-// of lvm; the function that it returns reports false when the command had fewer effects.
+// killAtEachEffect runs both kinds of lvm, with and without killing lvmd, and wants at least
+// least kills from each. The function from begin returns false when the command had fewer
+// effects.
 func killAtEachEffect(t *testing.T, least int, begin func(lasting bool) func(killPoint) (killed bool)) {
 	t.Helper()
 	for _, lasting := range []bool{true, false} {
@@ -223,8 +220,7 @@ func eachNumber(t *testing.T, least int, kill func(number int) (killed bool)) {
 	}
 }
 
-// exercise kills one command of a crashCase and checks the recovery. It returns the running
-// lvmd, and false when the command had fewer effects.
+// exercise returns the running lvmd, and false when the command had fewer effects.
 func (n *node) exercise(t *testing.T, p *process, d crashCase, at killPoint) (_ *process, killed bool) {
 	t.Helper()
 	at.lasting = at.lasting && d.lasts()
@@ -244,7 +240,6 @@ func (n *node) exercise(t *testing.T, p *process, d crashCase, at killPoint) (_ 
 	return p, killed
 }
 
-// prepareKill kills the next command of that name, see killCommand.
 func (n *node) prepareKill(command string, d killPoint) {
 	n.t.Helper()
 	for _, file := range []string{"effects", "killed"} {
@@ -261,8 +256,8 @@ func (n *node) prepareKill(command string, d killPoint) {
 	}
 }
 
-// killed waits until the command of prepareKill has ended, and reports whether it was killed.
-// It fails the test if another kind of lvm ran it.
+// killed waits until the command of prepareKill has ended. It fails the test if another kind of
+// lvm ran it.
 func (n *node) killed(d killPoint) (killed bool) {
 	n.t.Helper()
 	var killedFile, effects string

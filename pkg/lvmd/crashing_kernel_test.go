@@ -25,9 +25,8 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// crashing runs the real lvmd and kills it with SIGKILL at a crash point: the one of the given
-// number, counting all points or those of the given name. It writes the point to the file
-// "crashed" in dir, node's folder for lvmd.
+// crashing runs lvmd and kills it with SIGKILL at a crash point: the one of the given number,
+// of all or of the given name. It writes the point to the file "crashed" in dir.
 func crashing(dir, number, name string) error {
 	crashAt, err := strconv.ParseInt(number, 10, 64)
 	if err != nil {
@@ -77,12 +76,12 @@ func crashing(dir, number, name string) error {
 	return server.Serve(listener)
 }
 
-// killCommand runs the real lvm and kills it with SIGKILL before one of its effects. The file
-// "kill" holds the command's name, the effect's number, and "lvmd" to kill lvmd at the same
-// moment. With "disk" instead, the command continues after a disk was given the table in the
-// file "table". Effects are writes to disks and changes of the device mapper and of device
-// nodes. The file "effects" gets their number if the command ends, the file "killed" exists if
-// it does not. killCommand reports whether the file named this command.
+// killCommand runs the real lvm and kills it with SIGKILL before one of its effects: a write to
+// a disk or a change of the device mapper or of device nodes. The file "kill" holds the
+// command's name, the effect's number, and "lvmd" to kill lvmd as well, or "disk" to give a
+// disk the table in the file "table" instead. The file "effects" gets their number if the
+// command ends, otherwise the file "killed" exists. killCommand reports whether "kill" named
+// this command.
 func killCommand(dir string) bool {
 	if len(os.Args) < 2 {
 		return false
@@ -112,7 +111,6 @@ func killCommand(dir string) bool {
 	return true
 }
 
-// switchTable loads the file "table", which begins with the disk's name.
 func switchTable(dir string) {
 	text, err := os.ReadFile(filepath.Join(dir, "table"))
 	if err == nil {
@@ -173,7 +171,6 @@ func killLasting(dir string) {
 	os.Exit(code)
 }
 
-// lastingOne begins the files "killed" and "effects" of a lasting lvm.
 const lastingOne = "lasting "
 
 type killOrder struct {
@@ -181,7 +178,6 @@ type killOrder struct {
 	number        int
 }
 
-// takeKillOrder returns a kill order once.
 func takeKillOrder(dir, command string) (d killOrder, ok bool) {
 	file := filepath.Join(dir, "kill")
 	b, err := os.ReadFile(file)
@@ -299,7 +295,6 @@ func (n *node) startCrashing(number int) *process {
 	return n.startCrashingAt("", number)
 }
 
-// startCrashingAt crashes at the given passage of the named crash point.
 func (n *node) startCrashingAt(place string, times int) *process {
 	n.t.Helper()
 	n.writeConfig()

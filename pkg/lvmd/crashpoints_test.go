@@ -37,9 +37,8 @@ func (r *register) note(what string) {
 }
 
 // TestMain fails a run of all tests if no crashing lvmd passed one of lvmd's crash points or
-// methods: a new operation needs a scenario in crash_test.go.
+// methods.
 func TestMain(m *testing.M) {
-	// The tests start thousands of short-lived daemons.
 	debug.SetGCPercent(300)
 	code := m.Run()
 	chosen := false
@@ -87,7 +86,6 @@ func allTransitions() []string {
 	return all
 }
 
-// reads lists the methods without lasting effects.
 var reads = map[string]bool{
 	"GetVolume": true, "ListVolumes": true, "ListClasses": true, "GetSnapshot": true, "ListSnapshots": true, "NoteHealth": true,
 }

@@ -31,11 +31,10 @@ type creator struct {
 
 	formatting, copying *command.Places
 	copyCheckpoint      int64
-	// copyTimeout bounds a copy's wait for a disk; answering counts the operations given up.
+	// answering counts operations given up after copyTimeout.
 	copyTimeout, copyLook time.Duration
 	answering             blockdev.Guard
-	// keyless wakes keyLoop.
-	keyless wakeup.Signal
+	keyless               wakeup.Signal
 }
 
 // CreateVolume implements lvmdv1.LVMDServer.
@@ -111,7 +110,7 @@ func wait(ctx context.Context, op *inventory.Creation) (*lvmdv1.Volume, error) {
 	}
 }
 
-// steps carry out a creation; from is nil unless it is a copy or clone.
+// steps carry out a creation; from is nil if the volume has no source.
 type steps func(ctx context.Context, v *inventory.Volume, from *inventory.Source) error
 
 func (s *creator) begin(a inventory.Admission, take steps) {
@@ -132,8 +131,7 @@ func (s *creator) begin(a inventory.Admission, take steps) {
 	})
 }
 
-// make journals the intent, creates the logical volume and fills it. On failure it leaves
-// nothing, or a tombstone.
+// make leaves nothing, or a tombstone, on failure.
 func (s *creator) make(ctx context.Context, v *inventory.Volume, from *inventory.Source) error {
 	err := s.checkSectors(v, from)
 	if err == nil {
@@ -195,7 +193,7 @@ func (s *creator) checkSectors(v *inventory.Volume, from *inventory.Source) erro
 	return nil
 }
 
-// undo relies on the scan after the failed command to know whether LVM created anything.
+// undo trusts the scan after the failed command on whether LVM created the volume.
 func (s *creator) undo(v *inventory.Volume) {
 	if v.UndoCreation(true) {
 		s.markDeleted(v)
@@ -242,10 +240,10 @@ func (s *creator) complete(ctx context.Context, v *inventory.Volume, _ *inventor
 	return nil
 }
 
-// handOut removes the making tag of a volume if only that tag shows whether the volume is
-// complete. The command also untags other volumes that are complete, so a burst of creations
-// needs few commands. It queues for the slot as the daemon, not the tenant, so complete volumes
-// do not wait behind others' creations. reclaim.Reclaimer removes all other tags later.
+// handOut removes the making tag if only that tag shows whether the volume is complete. The
+// command also untags other complete volumes, so a burst of creations needs few. It queues as
+// the daemon, not the tenant: complete volumes need not wait behind others' creations.
+// reclaim.Reclaimer removes all other tags later.
 func (s *creator) handOut(ctx context.Context, v *inventory.Volume) error {
 	// Another volume's command may remove this tag, which ends the wait for the slot.
 	waiting, stop := context.WithCancel(fairqueue.WithoutTenant(ctx))
@@ -312,7 +310,6 @@ func (s *creator) prepare(ctx context.Context, v *inventory.Volume, from *invent
 	}
 }
 
-// blank clears old data from a new volume and returns its device.
 func (s *creator) blank(ctx context.Context, v *inventory.Volume) (lvm.Device, error) {
 	if v.IsEncrypted() {
 		return s.encrypt(ctx, v)

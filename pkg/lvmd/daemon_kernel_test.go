@@ -29,8 +29,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestMain makes the test binary stand in for the real lvm when called lvm, see hangable and
-// killCommand, and for lvmd when called crashing-lvmd, see crashing.
+// TestMain makes the test binary stand in for lvm, see hangable and killCommand, and for
+// crashing-lvmd, see crashing.
 func TestMain(m *testing.M) {
 	// A process must be traced from one thread.
 	runtime.LockOSThread()
@@ -91,7 +91,6 @@ func (n *node) hangable() (file string) {
 	return filepath.Join(n.dir, "hang")
 }
 
-// standIn gives lvmd an lvm that obeys files in the node's folder.
 func (n *node) standIn() {
 	n.t.Helper()
 	self, err := os.Executable()
@@ -104,7 +103,6 @@ func (n *node) standIn() {
 	}
 }
 
-// waitTimeout allows for an emulated machine.
 const waitTimeout = 2 * time.Minute
 
 func byHand(t testing.TB, name string, args ...string) string {
@@ -131,24 +129,22 @@ type node struct {
 	group  string
 	dir    string
 	config string
-	// keeps names volumes of the machine itself, such as a thin pool.
+	// keeps names the machine's own volumes, such as a thin pool.
 	keeps []string
 	debug bool
 	flags []string
-	// lvm is the program that lvmd runs; empty means the real one. Each command gets its own
-	// process unless lasting is set.
+	// lvm is empty for the real one. Each command gets its own process unless lasting is set.
 	lvm     string
 	lasting bool
-	// programs is a folder that precedes lvmd's PATH, if not empty.
+	// programs is a folder that precedes PATH, if not empty.
 	programs string
-	// timeout is lvmd's deadline for LVM commands; zero means its default.
-	timeout time.Duration
-	// poolTimeout is its deadline for activating a thin pool; zero means its default.
+	// timeout zero means lvmd's default.
+	timeout     time.Duration
 	poolTimeout time.Duration
 }
 
-// newNode creates a volume group on the devices, by default /dev/vdb. The test's end removes it
-// and the volumes that lvmd has a record of.
+// newNode uses /dev/vdb by default. The test's end removes the group and the volumes that lvmd
+// has a record of.
 func newNode(t testing.TB, devices ...string) *node {
 	t.Helper()
 	if len(devices) == 0 {
@@ -168,8 +164,7 @@ func newNode(t testing.TB, devices ...string) *node {
 	return n
 }
 
-// wantRecords reports volumes that lvmd created but has no record of: it would never remove
-// them. lvmd must have ended. Volumes with a record may be kept or deleted later.
+// wantRecords expects lvmd to have ended. It would never remove volumes without a record.
 func (n *node) wantRecords() {
 	n.t.Helper()
 	if _, err := os.Stat(n.journalFile()); err != nil {
@@ -186,7 +181,6 @@ func (n *node) wantRecords() {
 
 func (n *node) journalFile() string { return filepath.Join(n.dir, "state", "journal.db") }
 
-// records reads the journal of an lvmd that has ended.
 func (n *node) records() map[string]spec.Record {
 	n.t.Helper()
 	j, _, _, err := journal.Open(n.journalFile())
@@ -258,7 +252,6 @@ func (n *node) start() *process {
 	return n.launch(n.command())
 }
 
-// launch starts a process and waits until it serves or ends.
 func (n *node) launch(cmd *exec.Cmd) *process {
 	n.t.Helper()
 	return n.launchUntil(cmd, (*process).serving)
@@ -311,7 +304,6 @@ func (p *process) kill() {
 	p.exited <- err
 }
 
-// stop ends the process as kubelet does, with SIGTERM, and returns its result.
 func (p *process) stop() error {
 	p.t.Helper()
 	must.Succeed(p.t, p.cmd.Process.Signal(syscall.SIGTERM))
@@ -349,7 +341,6 @@ func (p *process) delete(id string) {
 	}
 }
 
-// state returns the first message that a watcher gets.
 func (p *process) state() *lvmdv1.WatchResponse {
 	p.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -380,7 +371,6 @@ func mount(t testing.TB, v *lvmdv1.Volume) (dir string, unmount func()) {
 	return dir, unmount
 }
 
-// waitUntagged waits until the tag of volumes that may not have been handed out is removed.
 func (n *node) waitUntagged() {
 	n.t.Helper()
 	waittest.Until(n.t, "the tag of volumes that are made is taken off", func() bool {
@@ -388,8 +378,8 @@ func (n *node) waitUntagged() {
 	})
 }
 
-// leftovers lists the group's volumes, the kernel devices that belong to none of them, and the
-// nodes under /dev without such a device. It leaves out the volumes in keeps and their parts.
+// leftovers lists the group's volumes, the kernel devices of none of them, and the nodes under
+// /dev without such a device, except the volumes in keeps.
 func (n *node) leftovers() []string {
 	n.t.Helper()
 	var left, whole []string

@@ -73,7 +73,6 @@ func (s *Service) openUnused(ctx context.Context, v *inventory.Volume) (blockdev
 	return nil, nil
 }
 
-// withHolders adds the use that the node plugin found to the error.
 func (s *Service) withHolders(v *inventory.Volume, err error) error {
 	for _, c := range v.Report().GetFound() {
 		if c.GetType() == conditions.MountedElsewhere {

@@ -79,8 +79,7 @@ func TestAMountedVolumeIsNotDeleted(t *testing.T) {
 	d.checkClean()
 }
 
-// Marking and removing wait until all other volumes are deleted and then wiped, as with slow
-// commands.
+// Marking and removing wait until the others are deleted and wiped, as with slow commands.
 func TestManyDeletesTakeFewCommands(t *testing.T) {
 	m := newMachine(t)
 	var marked, removed sync.Once

@@ -18,7 +18,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// backup is an administrator's logical volume that depends on one of ours.
 const backup = "backup"
 
 func checkBackup(t *testing.T, pattern byte, length int64) {
@@ -37,7 +36,6 @@ func checkBackup(t *testing.T, pattern byte, length int64) {
 	}
 }
 
-// wantNamed fails the test unless the error names the dependent volume.
 func wantNamed(t *testing.T, what string, err error) {
 	t.Helper()
 	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "carve/"+backup) || strings.Contains(err.Error(), "lvchange -an") {
@@ -45,7 +43,6 @@ func wantNamed(t *testing.T, what string, err error) {
 	}
 }
 
-// An administrator creates dependents that removing or wiping the volume would harm.
 func TestWhatDependsOnAVolumeOutlivesItsDeletion(t *testing.T) {
 	n := thinNode(t, "overprovisioning: 4")
 	n.keeps = []string{"carve-pool"}

@@ -63,7 +63,6 @@ func TestAVolumeWithASnapshotIsNeitherDeletedNorGrown(t *testing.T) {
 	}
 }
 
-// The snapshot is created between any two steps of the deletion; lvmd finds it when it acts.
 func TestADeletionWaitsForASnapshotThatIsMadeInTheMiddleOfIt(t *testing.T) {
 	for _, class := range []string{"local", "thin"} {
 		for _, place := range []string{"delete: tombstone written", "delete: marked", "delete: wiped"} {
@@ -93,7 +92,7 @@ func TestADeletionWaitsForASnapshotThatIsMadeInTheMiddleOfIt(t *testing.T) {
 					t.Errorf("the snapshot was harmed, or its origin removed")
 				}
 				d.stop()
-				d = m.start(t) // It polls.
+				d = m.start(t)
 				must.Succeed(t, m.fake.Remove(t.Context(), testGroup, []string{"backup"}))
 				waittest.Until(t, "the volume is removed", func() bool { return !slices.Contains(m.volumeNames(t), id) })
 				waittest.Until(t, "the condition is over", func() bool { return len(d.state().GetClasses()[0].GetConditions()) == 0 })

@@ -20,8 +20,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// bareNode is a machine with two blank disks, on which lvmd creates the group "carve" as entry,
-// a part of volumeGroups, says. The test's end removes it and blanks the disks.
+// bareNode has two blank disks, on which lvmd creates the group "carve" from entry, a part of
+// volumeGroups. The test's end blanks them.
 func bareNode(t testing.TB, entry string, disks ...string) *node {
 	t.Helper()
 	sweep(t)
@@ -61,7 +61,7 @@ func blankDisks(t testing.TB, disks ...string) {
 	}
 }
 
-// sendChange makes the kernel send a change event, as for a new disk or after udev saw a write.
+// sendChange acts like a new disk, or like udev after a write.
 func sendChange(t testing.TB, device string) {
 	t.Helper()
 	must.Succeed(t, os.WriteFile("/sys/class/block/"+filepath.Base(device)+"/uevent", []byte("change"), 0))
@@ -98,7 +98,6 @@ func TestAGroupIsMadeOfBlankDisksAndTakesThoseThatComeLater(t *testing.T) {
 	v := p.create(create("v", 16<<20, "ext4"))
 	dir, unmount := mount(t, v)
 	must.Succeed(t, os.WriteFile(filepath.Join(dir, "file"), []byte("data"), 0o600))
-	// An administrator wipes the disk while lvmd runs.
 	byHand(t, "wipefs", "--all", "--quiet", "/dev/vdc")
 	blankDisks(t, "/dev/vdc")
 	sendChange(t, "/dev/vdc")
@@ -107,7 +106,6 @@ func TestAGroupIsMadeOfBlankDisksAndTakesThoseThatComeLater(t *testing.T) {
 	byHand(t, "fallocate", "--length", "128MiB", file)
 	byHand(t, "losetup", "--set-capacity", growing)
 	waittest.Until(t, "the enlarged disk is used to its end", func() bool { return p.available() == second+64<<20 })
-	// The volume spans all disks, including the new one.
 	large := p.create(create("large", p.available(), "ext4"))
 	if got := p.available(); got != 0 {
 		t.Errorf("%d bytes are left", got)
@@ -147,7 +145,6 @@ func TestDevicesWithSomethingOnThemAreNeverTouched(t *testing.T) {
 	dir := t.TempDir()
 	must.Succeed(t, syscall.Mount(mounted, dir, "ext4", 0, ""))
 	t.Cleanup(func() { syscall.Unmount(dir, 0) })
-	// The heads hold signatures and LVM's metadata.
 	digest := func() (heads []string) {
 		for _, d := range []string{"/dev/vdb", "/dev/vdc", foreign, unknown} {
 			f := must.Get(os.Open(d))(t)
@@ -181,7 +178,6 @@ func TestDevicesWithSomethingOnThemAreNeverTouched(t *testing.T) {
 		t.Errorf("contents changed: %q, then %q", before, after)
 	}
 	p.kill()
-	// Without partitions, lvmd takes the listed disk and nothing else.
 	blankDisks(t, "/dev/vdb")
 	byHand(t, "blockdev", "--rereadpt", "/dev/vdb")
 	byHand(t, "mkfs.ext4", "-q", "-F", "/dev/vdb")
@@ -200,7 +196,6 @@ func TestAClassSpansTwoGroupsThatLvmdMade(t *testing.T) {
 		"- {name: carve, devices: [{path: /dev/vdb}]}\n- {name: second, devices: [{path: '/dev/vd[bc]'}]}\n"
 	p := n.start()
 	t.Cleanup(func() { lvmByHand(t, "vgremove", "--yes", "--force", "--force", "second") })
-	// A device that two groups select goes to the first.
 	if got := n.physicalVolumes(); got != "/dev/vdb carve /dev/vdc second" {
 		t.Fatalf("physical volumes %q", got)
 	}
@@ -243,7 +238,6 @@ func writeTo(t testing.TB, device string, at int64, b []byte) {
 }
 
 func TestALoopFileOutlivesLvmdAndTheMachine(t *testing.T) {
-	// As in deploy/overlays/loop, but elsewhere and smaller.
 	overlay, err := os.ReadFile("../../deploy/overlays/loop/lvmd.yaml")
 	if err != nil {
 		t.Fatal(err)

@@ -28,7 +28,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// deviceGate passes the gate before and after each step of creating groups.
 type deviceGate struct {
 	lvm.Devices
 	gate *gate
@@ -75,7 +74,7 @@ func withDevices(events chan struct{}) func(*daemon, *Options) {
 	}
 }
 
-// looking counts listings of the block devices, lvmd's first step in each look at its groups.
+// looking counts listings of the block devices, the first step of each look at the groups.
 type looking struct {
 	lvm.Devices
 	count atomic.Int32
@@ -88,8 +87,8 @@ func (l *looking) BlockDevices() ([]blockdev.Device, error) {
 
 func (l *looking) on(_ *daemon, o *Options) { l.Devices, o.Devices = o.Devices, l }
 
-// again sends events and returns when lvmd has completed a look for one of them: only then does
-// it look once more.
+// again returns when lvmd has completed a look for one of the events: only then does it look
+// once more.
 func (l *looking) again(t *testing.T, events chan<- struct{}) {
 	t.Helper()
 	for range 3 { // An earlier event may have caused the first look.
@@ -99,7 +98,6 @@ func (l *looking) again(t *testing.T, events chan<- struct{}) {
 	}
 }
 
-// refusedFor returns the reason for not using a device, or "".
 func (d *daemon) refusedFor(device string) string {
 	if why := d.provisioned.refusals(testGroup)[device]; why != nil {
 		return why.Kind
@@ -289,7 +287,7 @@ func TestAThinClassGetsItsPoolInAGroupThatIsMadeLater(t *testing.T) {
 	d.create(request("v", 1))
 }
 
-// Zero intervals would make lvmd repeat without end what it repeats by time.
+// Zero intervals would repeat without end whatever repeats by time.
 func TestARefusedDeviceIsNotLookedAtAgainWithoutAnEvent(t *testing.T) {
 	m := bare(t, anyDisk)
 	m.fake.AddDisk(disk("vdb"), "ext4")
@@ -486,7 +484,6 @@ func TestADiskThatCannotBeUsedLeavesTheOthers(t *testing.T) {
 	m.fake.AddGroup("other", testExtent, testTotal)
 	m.config = "- {name: second, volumeGroup: other}\n" + m.config
 	m.fake.AddDisk(disk("vdb"))
-	// The second disk replaces the first, which joins later.
 	m.fake.AddDisk(disk("vdc"))
 	failures := 1
 	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
@@ -511,11 +508,9 @@ func TestADiskThatCannotBeUsedLeavesTheOthers(t *testing.T) {
 	}
 }
 
-// Each crash point of creating and of growing a group is tried.
 func TestWhereverLvmdCrashesAGroupIsFinished(t *testing.T) {
 	for _, c := range []struct {
-		name string
-		// before runs before the crashing lvmd starts.
+		name    string
 		before  func(t *testing.T, m *machine)
 		extents int64
 		places  int
@@ -546,7 +541,6 @@ func TestWhereverLvmdCrashesAGroupIsFinished(t *testing.T) {
 					survived = true
 					d.kill()
 				}
-				// The next run also gets another disk.
 				m.fake.AddDisk(disk("vdz"))
 				last := m.start(t, withDevices(nil))
 				if got, want := last.available(), c.extents+63; got != want {

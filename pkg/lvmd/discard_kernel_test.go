@@ -35,7 +35,6 @@ func trim(dir string) error {
 	return nil
 }
 
-// poolUse is the used share of the pool's data in percent.
 func (n *node) poolUse() float64 {
 	n.t.Helper()
 	text := strings.TrimSpace(lvmByHand(n.t, "lvs", "--noheadings", "-o", "data_percent", n.group+"/carve-pool"))
@@ -83,8 +82,7 @@ func TestAThinPoolGetsSpaceBackOfEncryptedVolumesThatLetDiscardsThrough(t *testi
 	}
 }
 
-// freesSpace checks that the file system's own discards free a deleted file's blocks in the
-// pool.
+// Only the file system's own discards may free the deleted file's blocks.
 func (n *node) freesSpace(t *testing.T, dir string, let bool) {
 	t.Helper()
 	must.Succeed(t, os.WriteFile(dir+"/data", make([]byte, 16<<20), 0o600))

@@ -26,15 +26,13 @@ func wipeHead(t *testing.T, device string) {
 	byHand(t, "dd", "if=/dev/zero", "of="+device, "bs=1M", "count=1", "conv=fsync")
 }
 
-// numberOn returns the group's sequence number on a disk, even if LVM warns of a copy.
+// numberOn works even if LVM warns of a copy.
 func (n *node) numberOn(device string) string {
 	n.t.Helper()
 	fields := strings.Fields(n.seqnoOn(device))
 	return fields[len(fields)-1]
 }
 
-// hasOne reports whether the class offers nothing and has a single condition, of this kind,
-// that names all of named.
 func (p *process) hasOne(kind string, named ...string) bool {
 	p.t.Helper()
 	c := p.classNamed("local")
@@ -81,7 +79,6 @@ func TestADiskAndItsCopyAreNotUsedUntilOneIsGone(t *testing.T) {
 		}
 	}
 	check("while lvmd runs")
-	// Volumes in use continue.
 	fill(t, v, 0xa5)
 	p.kill()
 	p = n.start()
@@ -115,7 +112,6 @@ func TestACopyFromBeforeIsNotServed(t *testing.T) {
 	fill(t, w, 0xa5)
 	free := p.available()
 	p.kill()
-	// The machine starts with both.
 	byHand(t, "lvm", "vgchange", "--config", only("/dev/vdb"), "--activate", "n", n.group)
 	takeAway(t, func() { wipeHead(t, "/dev/vdc") })
 	copyDisk(t, old, "/dev/vdc")
@@ -239,7 +235,6 @@ func TestAGroupThatLvmdMadeIsNotMadeAgainWhileItHasVolumes(t *testing.T) {
 	p.kill()
 }
 
-// As with vgcfgrestore, the metadata from before a volume's creation comes back.
 func TestAnOldBackupOfTheMetadataWaitsToBeAccepted(t *testing.T) {
 	n := newNode(t)
 	p := n.start()

@@ -59,13 +59,12 @@ func (c *core) tagEncrypted(ctx context.Context, v *inventory.Volume) error {
 
 // A volume that lvmd encrypts has a second device, see lvm.Crypt, for its user. Only the kernel
 // has the key, and nothing is journaled about it: if the device is missing, the data is lost
-// and the volume is reformatted. A volume with names.EncryptionLUKS is encrypted by its user
-// with a key that lvmd never sees. lvmd leaves space for the header, hands out the volume with
-// that space blank, and overwrites the header on deletion.
+// and the volume is reformatted. With names.EncryptionLUKS the user encrypts, with a key that
+// lvmd never sees: lvmd hands out blank space for the header, and overwrites the header on
+// deletion.
 
-// encrypt replaces any encrypted device of the volume by one with a new key. Old data on the
-// disks then reads as noise. It zeroes the ends of a raw volume so that no signature is found
-// there.
+// encrypt replaces any encrypted device by one with a new key, under which old data reads as
+// noise. It zeroes the ends of a raw volume so that no signature is found there.
 func (s *creator) encrypt(ctx context.Context, v *inventory.Volume) (lvm.Device, error) {
 	if err := s.lvm.ForgetKey(v.ID()); err != nil {
 		return lvm.Device{}, fmt.Errorf("forgetting an earlier key: %w", err)
@@ -125,8 +124,8 @@ func (s *creator) finishGrowingEncrypted() {
 }
 
 // checkKey reformats a claimed volume whose key is gone. Only the kernel knows that: a node
-// under /dev may be missing, and the journal may be older than the key. A volume that was
-// already reformatted becomes ready, even if the journal lacks the end of that.
+// under /dev may be missing, and the journal may be older than the key, or lack the end of a
+// reformat.
 func (s *creator) checkKey(ctx context.Context, v *inventory.Volume) error {
 	_, err := s.lvm.Device(v.Group().Name(), v.ID())
 	if err != nil {

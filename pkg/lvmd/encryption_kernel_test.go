@@ -56,7 +56,7 @@ func shows(t *testing.T, device string, size int64) bool {
 	}
 }
 
-// reboot removes all devices of the group. A killed lvmd may have left a device without a node.
+// A killed lvmd may have left a device without a node.
 func (n *node) reboot() {
 	n.t.Helper()
 	for _, name := range n.cryptDevices() {
@@ -85,7 +85,6 @@ func (n *node) cryptDevices() (names []string) {
 	return names
 }
 
-// key returns the volume's key from the kernel.
 func key(t *testing.T, v *lvmdv1.Volume) string {
 	t.Helper()
 	table := byHand(t, "dmsetup", "table", "--showkeys", filepath.Base(v.GetDevicePath()))
@@ -175,8 +174,7 @@ func (n *node) growMounted(t *testing.T, p *process, v *lvmdv1.Volume, dir strin
 	}
 }
 
-// checkNoKeyLeft searches lvmd's memory, arguments, environment, files and log for the volume's
-// key.
+// checkNoKeyLeft searches lvmd's memory, arguments, environment, files and log.
 func (n *node) checkNoKeyLeft(t *testing.T, p *process, v *lvmdv1.Volume) {
 	t.Helper()
 	text := []byte(key(t, v))
@@ -186,7 +184,6 @@ func (n *node) checkNoKeyLeft(t *testing.T, p *process, v *lvmdv1.Volume) {
 	}
 	look := func(where string, b []byte) {
 		t.Helper()
-		// Half a key is a leak, too.
 		for _, part := range [][]byte{text[:32], text[96:], raw[:16], raw[48:]} {
 			if bytes.Contains(b, part) {
 				t.Errorf("the key is in %s", where)
@@ -250,7 +247,6 @@ func TestAfterARebootEncryptedVolumesAreEmptyAndFormatted(t *testing.T) {
 	fill(t, plain, 0x5a)
 	dir, unmount := mount(t, fs)
 	must.Succeed(t, os.WriteFile(dir+"/data", plainText, 0o600))
-	// A crash of lvmd alone changes nothing.
 	p.kill()
 	p = n.start()
 	if again := p.volume(fs.GetId()); again.GetEmptiedAt() != nil || again.GetDeviceMinor() != fs.GetDeviceMinor() || again.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY {
@@ -373,7 +369,6 @@ func TestLVMDoesNotLookIntoEncryptedVolumes(t *testing.T) {
 	p := n.start()
 	all := p.available()
 	v := p.create(sealed(create("pvc-raw", 16<<20, "")))
-	// A user may do this.
 	lvmByHand(t, "vgcreate", "--yes", "users-own", v.GetDevicePath())
 	lvmByHand(t, "vgs", "users-own")
 	h := must.Get(lvm.NewHost(&lvm.Runner{Binary: "lvm", Timeout: waitTimeout, SystemDir: filepath.Join(n.dir, "state", "lvm")}))(t)

@@ -26,7 +26,6 @@ func sealed(r *lvmdv1.CreateVolumeRequest) *lvmdv1.CreateVolumeRequest {
 	return r
 }
 
-// reboot stops the daemon and cuts the machine's power.
 func (d *daemon) reboot() {
 	d.stop()
 	d.machine.fake.Deactivate()
@@ -171,7 +170,6 @@ func TestAnEncryptedVolumeGrowsAsItsDeviceDoes(t *testing.T) {
 	}
 	must.Succeed(t, grow(d, 6))
 	wantSize(6)
-	// A retry finishes an earlier call.
 	m.fake.After = func(op lvmfake.Op, _ string) error {
 		if op == lvmfake.OpExtend {
 			return errors.New("the answer is lost")
@@ -184,7 +182,6 @@ func TestAnEncryptedVolumeGrowsAsItsDeviceDoes(t *testing.T) {
 	m.fake.After = nil
 	must.Succeed(t, grow(d, 8))
 	wantSize(8)
-	// So does a start.
 	must.Succeed(t, m.fake.Extend(t.Context(), testGroup, v.GetId(), 9))
 	d.stop()
 	m.start(t)
@@ -291,7 +288,6 @@ func TestAVolumeThatCannotBeReformattedIsNotGivenOutUntilItCan(t *testing.T) {
 	d.checkClean()
 }
 
-// Each crash point of the first run after a reboot is tried.
 func TestKilledWhileVolumesAreReformatted(t *testing.T) {
 	for at := 1; ; at++ {
 		m := newMachine(t)

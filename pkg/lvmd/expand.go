@@ -63,8 +63,8 @@ func (s *expander) expand(ctx context.Context, r *lvmdv1.ExpandVolumeRequest) (*
 	return e.Volume, nil
 }
 
-// begin admits an expansion. If a new one has an extension, begin carries it out in the
-// background; if a new one has none, mustExtend asks the caller to.
+// begin runs an expansion with an extension in the background; mustExtend asks the caller to
+// run one without.
 func (s *expander) begin(r *lvmdv1.ExpandVolumeRequest) (e *inventory.Expansion, mustExtend bool, err error) {
 	release, err := s.admit()
 	if err != nil {
@@ -84,7 +84,6 @@ func (s *expander) begin(r *lvmdv1.ExpandVolumeRequest) (e *inventory.Expansion,
 	return e, false, nil
 }
 
-// end journals the remains of an extension as a tombstone.
 func (s *expander) end(e *inventory.Expansion, err error) {
 	left := e.End(err)
 	if left == nil {
@@ -118,9 +117,8 @@ func (s *expander) grow(ctx context.Context, e *inventory.Expansion, on []layout
 	return s.grown(e, s.lvm.Extend(volumegroup.ForClassOf(ctx, v), v.Group().Name(), v.ID(), e.Extents, on...))
 }
 
-// growAt adds zeroed extents only if the group still has the sequence number seqno: another
-// program that changed the group may have used them. A check afterwards is too late, as the
-// volume's user sees the extents at once.
+// growAt fails if the group's sequence number is not seqno: another program may have used the
+// zeroed extents. A later check would not do, as the volume's user sees the extents at once.
 func (s *expander) growAt(ctx context.Context, e *inventory.Expansion, seqno uint64, on []layout.Share) (inventory.Growth, error) {
 	v, group := e.Volume, e.Volume.Group().Name()
 	err := s.lvm.ExtendAt(volumegroup.ForClassOf(ctx, v), seqno, group, v.ID(), e.Extents, on...)
@@ -139,10 +137,10 @@ func (s *expander) grown(e *inventory.Expansion, err error) (inventory.Growth, e
 }
 
 // A raw volume shows its user every byte. lvmd therefore first zeroes the new extents in the
-// extension, a logical volume without other users. Then, within one slot of the group, it
-// removes the extension and adds exactly its extents to the volume. No extent is written once
-// the user can see it, and the volume's size changes once. If lvmd ends in between, the next
-// scan finds the extension by its tag and removes it; the next request starts over.
+// extension, a logical volume without other users. Then, in one slot, it removes the extension
+// and adds exactly its extents to the volume: no extent is written once the user sees it, and
+// the size changes once. After a crash the next scan removes the extension, which a tag marks,
+// and the next request starts over.
 
 func (s *expander) extendZeroed(ctx context.Context, e *inventory.Expansion) error {
 	s.crash("expand: admitted")
@@ -211,9 +209,8 @@ func (s *expander) zeroExtension(ctx context.Context, e *inventory.Expansion) er
 }
 
 // giveExtension reads the mapping again, as an administrator may have moved the extents. It
-// reads the sequence number before that: growAt then also detects changes by another program
-// before the mapping was read. In that case the other program may get the extents, and the next
-// request starts over.
+// reads the sequence number first, so that growAt also detects changes before the mapping was
+// read. Another program may then get the extents, and the next request starts over.
 func (s *expander) giveExtension(ctx context.Context, g *volumegroup.Group, e *inventory.Expansion) error {
 	x := e.Extension.ID()
 	return s.groups.Change(ctx, g, func(ctx context.Context) (inventory.Effect, error) {

@@ -19,7 +19,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// fillFree fills every free extent of the group with data that lvmd does not know of.
 func (n *node) fillFree() {
 	n.t.Helper()
 	lvmByHand(n.t, "lvcreate", "--yes", "--wipesignatures", "n", "--zero", "n", "--name", "theirs", "--extents", "100%FREE", n.group)
@@ -36,7 +35,7 @@ func (n *node) fillFree() {
 	lvmByHand(n.t, "lvremove", "--yes", n.group+"/theirs")
 }
 
-// writer uses a raw volume: it writes to each byte as soon as it appears.
+// writer writes to each byte as soon as it appears.
 type writer struct {
 	device *os.File
 	seen   int64
@@ -62,7 +61,7 @@ func newWriter(t *testing.T, v *lvmdv1.Volume, want int64) *writer {
 	return w
 }
 
-// step wants zeroes in the bytes that appeared since the last step, and writes to them.
+// step wants zeroes in new bytes, and overwrites them.
 func (w *writer) step() error {
 	size, err := w.device.Seek(0, io.SeekEnd)
 	if err != nil || size == w.seen {
@@ -84,7 +83,6 @@ func (w *writer) step() error {
 	return w.device.Sync()
 }
 
-// Raw volumes of all layouts grow on disks full of old data while their users write everywhere.
 func TestNothingIsWrittenToAGrowingVolumeButByItsUser(t *testing.T) {
 	n := newNode(t, spares(t, 64, 64, 64, 64, 64)...)
 	n.config = layoutClasses()

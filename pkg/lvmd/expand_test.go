@@ -60,7 +60,6 @@ func TestAnExpandedVolumeHasItsSizeAndNoMoreThanTheFreeSpace(t *testing.T) {
 	if resp, err = expand(testTotal, 0); err != nil || d.available() != 0 {
 		t.Errorf("to the last extent: %v, error %v", resp, err)
 	}
-	// Repeating the create still finds it.
 	if again := d.create(request("pvc-1", 2)); again.GetId() != v.GetId() {
 		t.Errorf("%v", again)
 	}
@@ -72,7 +71,6 @@ type growthWatch struct {
 	toOthers atomic.Int64
 }
 
-// watchGrowth counts the bytes that lvmd zeroes.
 func (m *machine) watchGrowth(id string) *growthWatch {
 	w := &growthWatch{}
 	m.fake.BeforeZero = func(_, volume string, _, length int64) error {
@@ -122,7 +120,6 @@ func TestAnExpansionThatWasKilledLeavesNothingBehind(t *testing.T) {
 	}
 }
 
-// The first caller leaves while the extents are zeroed, and another joins.
 func TestAnExpansionOutlivesItsCallers(t *testing.T) {
 	m := newMachine(t)
 	m.dirty(t)

@@ -24,8 +24,7 @@ import (
 
 func TestADiskThatFailsACommandIsReportedUntilOneGoesWellOrAWhilePassed(t *testing.T) {
 	for _, c := range []struct {
-		name string
-		// format makes mkfs fail instead of LVM.
+		name   string
 		format bool
 		err    error
 	}{

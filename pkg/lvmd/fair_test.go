@@ -24,7 +24,6 @@ func TestACreationWaitsForOneRemovalAtMostHoweverManyThereAre(t *testing.T) {
 	m.fake.RemoveGroup(testGroup)
 	m.fake.AddGroup(testGroup, testExtent, 600)
 	m.fake.SetMetadataLimit(testGroup, 16<<20)
-	// The test decides how long a removal takes.
 	begun, end := make(chan struct{}, 1000), make(chan struct{})
 	endAll := sync.OnceFunc(func() { close(end) })
 	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
@@ -34,7 +33,7 @@ func TestACreationWaitsForOneRemovalAtMostHoweverManyThereAre(t *testing.T) {
 		}
 		return nil
 	}
-	// Without polls, only the creation and the removal ask for the exclusive slot.
+	// Without polls, only the creation and the removal ask for the slot.
 	d := m.start(t, func(_ *daemon, o *Options) { o.PollInterval = time.Hour })
 	t.Cleanup(endAll)
 	ids := make([]string, 8*reclaim.MaxRemoved)
@@ -60,15 +59,15 @@ func TestACreationWaitsForOneRemovalAtMostHoweverManyThereAre(t *testing.T) {
 	waittest.Until(t, "all are gone", func() bool { return len(d.list()) == 3 && d.available() == 588 })
 }
 
-// churn is a load of namespaces that repeatedly create and delete a volume. Each command waits
-// until all who can ask for the group's slot do so, and all wipes are done: the number of
-// remaining deleted volumes then depends only on the order of turns, not on time.
+// Each command of churn waits until all who can ask for the group's slot do so, and all wipes
+// are done: the number of remaining deleted volumes then depends only on the order of turns,
+// not on time.
 type churn struct {
 	*daemon
 	tenants int
 	// on is true from the start of the load until the first namespace ends.
 	on atomic.Bool
-	// most is the maximum of deleted volumes in LVM at a creation; deleted counts deletions.
+	// most is the maximum of deleted volumes in LVM at a creation.
 	most, deleted atomic.Int64
 }
 

@@ -143,7 +143,6 @@ func TestAFullDiskUnderTheJournalIsAnErrorAndNoLie(t *testing.T) {
 	p := n.start()
 	all := p.available()
 	v := p.create(create("pvc-1", 8<<20, ""))
-	// Fill the disk, then grow the journal.
 	ballast, err := os.Create(state + "/ballast")
 	if err != nil {
 		t.Fatal(err)

@@ -54,7 +54,6 @@ func TestAnUnresponsiveLVMIsNotServingUntilItAnswers(t *testing.T) {
 	if c := d.state().GetClasses()[0]; len(c.GetConditions()) != 1 {
 		t.Errorf("class %v", c)
 	}
-	// Requests that need no LVM succeed; others fail at once.
 	if len(d.list()) != 1 {
 		t.Error("the list is wrong")
 	}
@@ -145,7 +144,6 @@ func TestACommandThatActedAndFailedIsSeenToHaveActed(t *testing.T) {
 	}
 }
 
-// checkModelEventually waits for pending tombstones.
 func (d *daemon) checkModelEventually() {
 	d.t.Helper()
 	waittest.Until(d.t, "nothing is under way", d.isIdle)
@@ -237,7 +235,6 @@ func TestADamagedJournalIsMovedAsideAndRebuilt(t *testing.T) {
 			d.stop()
 		})
 	}
-	// lvmd leaves it alone in every run and rejects all requests.
 	d = m.start(t)
 	_, err = d.client.CreateVolume(t.Context(), fsRequest("pvc-half", 8, "ext4"))
 	wantCode(t, err, codes.FailedPrecondition, names.ReasonVolumeLeftAlone)

@@ -28,15 +28,13 @@ type flickering struct {
 	*scenario
 	t *testing.T
 	p *process
-	// made and refused count successes and failures; volumes counts the creations among the
-	// successes.
+	// volumes counts the creations in made.
 	made, refused, volumes int
 	lastly                 error
-	// reported means that the class reported a problem.
-	reported bool
+	reported               bool
 }
 
-// typed checks that an error blames the disk or asks for a retry.
+// typed wants an error that blames the disk or asks for a retry.
 func (f *flickering) typed(what string, err error) {
 	f.t.Helper()
 	if err == nil {
@@ -55,7 +53,6 @@ func (f *flickering) typed(what string, err error) {
 	}
 }
 
-// ask makes each kind of changing request once.
 func (f *flickering) ask(round int) {
 	f.t.Helper()
 	name := fmt.Sprintf("pvc-%d", f.volumes)
@@ -86,7 +83,6 @@ func (f *flickering) ask(round int) {
 	f.look()
 }
 
-// look records the class's conditions and checks that no volume is lost.
 func (f *flickering) look() {
 	f.t.Helper()
 	state := f.p.state()

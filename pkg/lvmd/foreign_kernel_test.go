@@ -15,8 +15,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// rewrite changes the metadata's text on a disk and fixes the checksums, which LVM cannot
-// always do.
+// rewrite fixes the checksums even where LVM would not write.
 func rewrite(t *testing.T, device string, change func(text string) string) {
 	t.Helper()
 	// See mda_header in LVM's lib/format_text/layout.h: the text's offset, size and checksum are
@@ -41,7 +40,6 @@ func rewrite(t *testing.T, device string, change func(text string) string) {
 	must.Get(f.WriteAt(header, area))(t)
 }
 
-// The damaged group is on another disk, or on one that LVM does not use.
 func TestADamagedGroupOfOthersHoldsUpNoGroup(t *testing.T) {
 	const other, device = "other", "/dev/vdc"
 	for _, damage := range []struct {

@@ -41,13 +41,11 @@ func TestFileSystemsAreMadeAsTheRequestSays(t *testing.T) {
 	if v.GetProfile() != "scratch" || len(v.GetFsSettings()) != 2 || v.GetFsSettings()["block-size"] != "1024" {
 		t.Errorf("it is reported as %v", v)
 	}
-	// A request with equivalent settings is the same request.
 	again := settingsRequest("a", map[string]string{"label": "cache", "block-size": "1024"})
 	again.Profile = "scratch"
 	if got := d.create(again); got.GetId() != v.GetId() {
 		t.Errorf("a retry made %v", got)
 	}
-	// Losing the journal loses no setting.
 	d.stop()
 	m.loseJournal(t)
 	d = m.start(t)
@@ -207,7 +205,7 @@ func TestBlocksSmallerThanSectorsAreRefusedBeforeAnythingIsMade(t *testing.T) {
 	d.create(settingsRequest("a", map[string]string{"block-size": "4Ki"}))
 }
 
-// One group's disk does not answer mkfs, and the group has more volumes than places.
+// The group has more volumes than places.
 func TestAGroupWhoseFileSystemsAreNotMadeHoldsUpNoOther(t *testing.T) {
 	m := newMachine(t)
 	m.fake.AddGroup("second", testExtent, testTotal)
@@ -244,7 +242,6 @@ func TestAGroupWhoseFileSystemsAreNotMadeHoldsUpNoOther(t *testing.T) {
 	creating.Wait()
 }
 
-// Volumes on one of the group's two disks take all places for mkfs.
 func TestADiskWhereFileSystemsAreNotMadeHoldsUpNoOtherOfItsGroup(t *testing.T) {
 	m := newMachine(t)
 	m.fake.AddGroupOf("second", testExtent, testTotal, testTotal)

@@ -18,20 +18,18 @@ import (
 	"github.com/carve-csi/carve/pkg/lvm/layout"
 )
 
-// gate stands between a daemon and all its effects: on LVM, volumes' devices, the journal and
-// mkfs. pass is called between any two effects; at the chosen crash point it never returns.
+// pass is called between any two effects; at the chosen crash point it never returns.
 type gate struct {
 	lvm.Groups
 	crashed atomic.Bool
 
 	mu sync.Mutex
-	// crashAt is the number of the crash point, from 1; zero means never.
+	// crashAt counts from 1; zero means never.
 	crashAt, count int
-	// crashOn is the name of the crash point; empty means never.
+	// crashOn is a crash point's name; empty means never.
 	crashOn string
-	// done is closed at the crash point.
-	done  chan struct{}
-	point string
+	done    chan struct{}
+	point   string
 }
 
 var errCrashed = errors.New("the daemon has crashed")
@@ -55,7 +53,6 @@ func (g *gate) pass(point string) {
 
 func (g *gate) mayCrash() bool { return g.crashAt > 0 || g.crashOn != "" }
 
-// crashNext crashes a running daemon at the next crash point of that name, which closes done.
 func (g *gate) crashNext(point string) (done <-chan struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -12,8 +12,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// Raw and thin volumes of all layouts reuse space generation after generation, each that of the
-// generation before the last. Beside them, unwiped classes may show and leave anything.
+// Each generation reuses the space of the one before the last. Unwiped classes beside them may
+// show and leave anything.
 func TestNoGenerationSeesAnEarlierOneWhateverItsLayout(t *testing.T) {
 	n := newNode(t, spares(t, 128, 128, 128, 128, 128)...)
 	n.keeps = []string{"carve-pool"}
@@ -24,7 +24,6 @@ func TestNoGenerationSeesAnEarlierOneWhateverItsLayout(t *testing.T) {
 	noGenerationSeesAnEarlierOne(t, n, append([]string{"thin", "discard", "none"}, layoutNames...), "linear")
 }
 
-// In the end one volume takes all of the class whole.
 func noGenerationSeesAnEarlierOne(t *testing.T, n *node, classes []string, whole string) {
 	t.Helper()
 	p := n.start()
@@ -35,8 +34,7 @@ func noGenerationSeesAnEarlierOne(t *testing.T, n *node, classes []string, whole
 		return all
 	}
 	all := fmt.Sprint(freeSpace())
-	// Classes that are slow, or that only leave old data, skip generations. Their space still
-	// goes to another generation.
+	// Classes that are slow, or that only leave old data, skip generations.
 	generations := 4
 	every := map[string]int{"raid10": 2, "raid6": 2, "discard": 2, "none": 2}
 	if soaking {

@@ -77,8 +77,7 @@ func TestAGroupThatAppearsLaterAndIsNoPersistentMemoryOffersNothing(t *testing.T
 	}, func() any { return memory() })
 }
 
-// On an unprepared node lvmd is ready, reports the missing group, and works once it appears.
-// Until then it does not offer an optional class.
+// Until the group appears, lvmd is ready and does not offer an optional class.
 func TestAMissingGroupIsAConditionUntilItAppears(t *testing.T) {
 	m := newMachine(t)
 	m.config = "- {name: local, default: true, volumeGroup: nowhere}\n- {name: later, volumeGroup: nowhere, optional: true}\n"

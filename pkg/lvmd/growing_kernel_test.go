@@ -28,7 +28,6 @@ func newGrowing(t *testing.T) growing {
 	return growing{n}
 }
 
-// size is the pool's size in LVM.
 func (g growing) size() int64 {
 	g.t.Helper()
 	out := strings.TrimSpace(lvmByHand(g.t, "lvs", "--noheadings", "--units", "b", "--nosuffix", "-o", "lv_size", "carve/carve-pool"))
@@ -36,7 +35,6 @@ func (g growing) size() int64 {
 	return size
 }
 
-// mapped is the size of the pool's device in the kernel.
 func (g growing) mapped() int64 {
 	g.t.Helper()
 	out := strings.Fields(byHand(g.t, "dmsetup", "table", "carve-carve--pool-tpool"))
@@ -47,9 +45,8 @@ func (g growing) mapped() int64 {
 	return sectors * 512
 }
 
-// exercise fills the pool to its threshold and kills the command that extends it, or lvmd after
-// a command with fewer effects. The pool must still grow by one step, and when soaking once
-// more. It returns the running lvmd, and false when the command had fewer effects.
+// exercise kills the command that extends the pool, or lvmd after a command with fewer effects.
+// It returns the running lvmd, and false when the command had fewer effects.
 func (g growing) exercise(p *process, at killPoint) (_ *process, killed bool) {
 	t := g.t
 	t.Helper()
@@ -94,7 +91,6 @@ func (g growing) exercise(p *process, at killPoint) (_ *process, killed bool) {
 	return p, killed
 }
 
-// metadata returns the metadata's size and use in percent, from LVM.
 func (g growing) metadata() (size int64, used float64) {
 	g.t.Helper()
 	out := lvmByHand(g.t, "lvs", "--noheadings", "--units", "b", "--nosuffix", "-o", "lv_metadata_size,metadata_percent", "carve/carve-pool")
@@ -104,9 +100,9 @@ func (g growing) metadata() (size int64, used float64) {
 	return size, used
 }
 
-// exerciseMetadata fills the metadata, then lowers the threshold below their use by a reload,
-// and kills the command that extends them. It returns the running lvmd, and false when the
-// command had fewer effects.
+// exerciseMetadata lowers the metadata's threshold below their use by a reload, and kills the
+// command that extends them. It returns the running lvmd, and false when the command had fewer
+// effects.
 func (g growing) exerciseMetadata(at killPoint) (p *process, killed bool) {
 	t := g.t
 	t.Helper()
@@ -119,7 +115,7 @@ func (g growing) exerciseMetadata(at killPoint) (p *process, killed bool) {
 	config("100%")
 	p = g.start()
 	all := p.available()
-	// LVM does not know of these volumes, which hold a block each.
+	// LVM does not know of these volumes, which take a block each.
 	for number := range 120 {
 		must.Succeed(t, devmapper.Message("carve-carve--pool", fmt.Sprintf("create_thin %d", 1000+number)))
 	}
@@ -177,7 +173,6 @@ const (
 	leastPoolEffects     = 10
 )
 
-// removePool removes the pool and lvmd's state.
 func (g growing) removePool() {
 	g.t.Helper()
 	lvmByHand(g.t, "lvremove", "--yes", "carve")
@@ -196,7 +191,6 @@ func TestLVMKilledWhileAThinPoolGrows(t *testing.T) {
 	killAtEachEffect(t, leastPoolEffects, func(lasting bool) func(killPoint) bool {
 		g.lasting = lasting
 		return func(at killPoint) (killed bool) {
-			// A small pool of its own.
 			p.kill()
 			g.removePool()
 			p, killed = g.exercise(g.start(), at)

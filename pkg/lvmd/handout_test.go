@@ -17,7 +17,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// hasMakingTag reports whether LVM marks a volume as possibly never handed out.
 func (m *machine) hasMakingTag(t *testing.T, id string) bool {
 	t.Helper()
 	return spec.MakingTag(m.tagsOf(t, id)) != ""
@@ -30,7 +29,6 @@ func (m *machine) untagged(t *testing.T, ids ...string) {
 	})
 }
 
-// tagsStay makes every removal of tags fail.
 func (m *machine) tagsStay() {
 	m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
 		if op == lvmfake.OpUntag {
@@ -91,7 +89,6 @@ func TestAStartTakesTheTagsOffWhatIsReady(t *testing.T) {
 	d.checkClean()
 }
 
-// A burst of creations needs few commands.
 func TestVolumesThatAreCompleteAreHandedOutTogether(t *testing.T) {
 	const volumes = 5
 	m := newMachine(t)

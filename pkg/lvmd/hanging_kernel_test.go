@@ -56,7 +56,6 @@ func killedAndThere(t *testing.T, program string) (n int) {
 	return n
 }
 
-// One group's disk stops answering during an encrypted volume's mkfs.
 func TestAnMkfsThatHangsInTheKernelHoldsUpNoOtherGroup(t *testing.T) {
 	disk := newFaulty(t, "/dev/vdc")
 	n := newNode(t)
@@ -100,7 +99,6 @@ func TestAnMkfsThatHangsInTheKernelHoldsUpNoOtherGroup(t *testing.T) {
 	})
 }
 
-// As many sources as are copied at once stop answering.
 func TestCopiesThatHangInTheKernelHoldUpNoOtherInTheirGroup(t *testing.T) {
 	n := newNode(t)
 	p := n.start()
@@ -158,9 +156,8 @@ func reasonOf(err error) string {
 	return ""
 }
 
-// Only the metadata of a thin pool stops answering. The killed command keeps LVM's lock of the
-// group until it is gone, so LVM can change nothing there and requests in any class of the
-// group fail. Another group continues.
+// Only the pool's metadata stop answering. The killed command keeps LVM's lock of the group
+// until it is gone, so requests in all classes of the group fail.
 func TestACommandThatHangsInAThinPoolHoldsUpItsGroupAlone(t *testing.T) {
 	n := newNode(t)
 	n.otherGroup(t, "/dev/vdc")

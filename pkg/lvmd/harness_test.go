@@ -40,7 +40,6 @@ const (
 	testTotal  = int64(64)
 )
 
-// machine outlives its lvmd: disks and a state directory.
 type machine struct {
 	// crashed is set once a daemon was killed.
 	crashed atomic.Bool
@@ -109,21 +108,19 @@ func (m *machine) setUUID(device string, t filesystem.Type, uuid string) error {
 
 type daemon struct {
 	*Service
-	t       *testing.T
-	machine *machine
-	gate    *gate
-	server  *grpc.Server
-	socket  net.Listener
-	conn    *grpc.ClientConn
-	client  lvmdv1.LVMDClient
-	// uplink is the controller's transport.
+	t          *testing.T
+	machine    *machine
+	gate       *gate
+	server     *grpc.Server
+	socket     net.Listener
+	conn       *grpc.ClientConn
+	client     lvmdv1.LVMDClient
 	uplinks    *grpc.Server
 	uplink     *grpc.ClientConn
 	controller lvmdv1.LVMDClient
 	end        *atEnd
 }
 
-// start stops the daemon at the end of the test.
 func (m *machine) start(t *testing.T, adjust ...func(*daemon, *Options)) *daemon {
 	t.Helper()
 	d, err := m.tryStart(t, adjust...)
@@ -191,8 +188,8 @@ func (m *machine) tryStart(t *testing.T, adjust ...func(*daemon, *Options)) (*da
 	return d, nil
 }
 
-// atEnd stops a daemon at the end of its test, but keeps no reference to one that has ended:
-// some tests start thousands, whose memory would burden the garbage collector.
+// atEnd drops its reference to a daemon that has ended: some tests start thousands, which the
+// garbage collector would scan.
 type atEnd struct{ daemon *daemon }
 
 func (e *atEnd) stop() {
@@ -216,8 +213,7 @@ func (d *daemon) stop() {
 
 func (d *daemon) ended() bool { return d.end.daemon == nil }
 
-// entered records a state change in a crash case: in a daemon that is to crash, or that starts
-// after a crash.
+// entered records changes in a daemon that is to crash, or that starts after a crash.
 func (d *daemon) entered(from, to inventory.State) {
 	d.gate.mu.Lock()
 	defer d.gate.mu.Unlock()
@@ -226,7 +222,7 @@ func (d *daemon) entered(from, to inventory.State) {
 	}
 }
 
-// kill acts like SIGKILL: nothing the daemon still tries has an effect.
+// kill acts like SIGKILL: later attempts have no effect.
 func (d *daemon) kill() {
 	d.end.daemon = nil
 	d.machine.crashed.Store(true)
@@ -278,7 +274,6 @@ func (d *daemon) list() []*lvmdv1.Volume {
 	return resp.GetVolumes()
 }
 
-// state returns a new watcher's first message.
 func (d *daemon) state() *lvmdv1.WatchResponse {
 	d.t.Helper()
 	ctx, cancel := context.WithCancel(d.t.Context())
@@ -290,7 +285,7 @@ func (d *daemon) state() *lvmdv1.WatchResponse {
 }
 
 // checkConditions fails the test if a condition shows the UUID of a physical volume: conditions
-// are published, and the UUID allows forging a disk of the group.
+// are published, and the UUID allows forging a disk.
 func (d *daemon) checkConditions(r *lvmdv1.WatchResponse) {
 	d.t.Helper()
 	var all []*lvmdv1.Condition
@@ -307,7 +302,7 @@ func (d *daemon) checkConditions(r *lvmdv1.WatchResponse) {
 	}
 }
 
-// available returns the first class's free space in extents.
+// available is in extents.
 func (d *daemon) available() int64 {
 	d.t.Helper()
 	return d.state().GetClasses()[0].GetAvailableBytes() / testExtent

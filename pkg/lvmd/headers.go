@@ -23,8 +23,7 @@ type headers struct {
 }
 
 // noteFound runs once after the start. It notes encryption that an older node plugin or lvmd
-// did not note, or that the group could not tag; a complete LUKS header proves it. Failures
-// wait for the next staging or start.
+// did not note, or that the group could not tag. Failures wait for the next staging or start.
 func (h *headers) noteFound(ctx context.Context, g *volumegroup.Group) {
 	for _, found := range g.HeadersNotTagged() {
 		if ctx.Err() != nil {

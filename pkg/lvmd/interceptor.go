@@ -15,8 +15,7 @@ import (
 )
 
 // interceptor rejects methods that the transport does not serve, and changes by a superseded
-// leader. It logs and measures every unary call: changes and failures at info and above,
-// successful reads at debug.
+// leader. It logs changes and failures at info and above, successful reads at debug.
 func (s *Service) interceptor(t Transport) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		start := time.Now()
@@ -59,13 +58,11 @@ func streamInterceptor(t Transport) grpc.StreamServerInterceptor {
 	}
 }
 
-// isRoutine reports whether requests of this type may arrive every second.
 func isRoutine(req any) bool {
 	_, ok := req.(*lvmdv1.KeepVolumeRequest)
 	return ok
 }
 
-// changes reports whether a request changes a volume or snapshot, or its record.
 func changes(req any) bool {
 	switch req.(type) {
 	case *lvmdv1.CreateVolumeRequest, *lvmdv1.DeleteVolumeRequest, *lvmdv1.ExpandVolumeRequest, *lvmdv1.ModifyVolumeRequest,

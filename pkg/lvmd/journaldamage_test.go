@@ -76,7 +76,6 @@ func TestADeletionGoesOnWithoutTheJournalOnceItsVolumeIsMarked(t *testing.T) {
 			if c.back {
 				d.delete(v.GetId())
 			}
-			// Its name is free in any case.
 			if again := d.create(fsRequest("pvc-1", 8, "")); again.GetId() == v.GetId() {
 				t.Error("a volume that was deleted is handed out again")
 			} else {
@@ -87,7 +86,6 @@ func TestADeletionGoesOnWithoutTheJournalOnceItsVolumeIsMarked(t *testing.T) {
 	}
 }
 
-// LVM refuses marks for a while.
 func TestNothingIsWipedThatIsNotMarked(t *testing.T) {
 	const attempts = 5
 	m := newMachine(t)
@@ -179,8 +177,8 @@ func TestADeletionGoesOnOnceTheMetadataHaveSpaceForItsMark(t *testing.T) {
 	waittest.Until(t, "it is removed", func() bool { return len(m.volumeNames(t)) == 0 }, func() any { return d.inventory.Inspect() })
 }
 
-// Each page in turn is zeroed, as by a disk that lost a write. The next lvmd must report all
-// volumes, if necessary from a rebuilt journal.
+// A zeroed page is what a disk leaves that lost a write. The next lvmd must still report all
+// volumes.
 func TestAZeroedPageOfTheJournalIsNoticedWhereverItIs(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)

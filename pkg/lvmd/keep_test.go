@@ -29,7 +29,6 @@ func (d *daemon) isProvisional(name string) bool {
 	return must.Get(d.client.GetVolume(d.t.Context(), &lvmdv1.GetVolumeRequest{Name: name}))(d.t).GetVolume().GetProvisional()
 }
 
-// lvmd restarts before and after that is recorded, and finally without a journal.
 func TestAVolumeIsProvisionalUntilAPersistentVolumeNamesIt(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)
@@ -71,7 +70,6 @@ func TestAVolumeIsProvisionalUntilAPersistentVolumeNamesIt(t *testing.T) {
 	m.unmarked(t, again.GetId())
 }
 
-// unmarked waits until LVM no longer marks the volumes as possibly unused or provisional.
 func (m *machine) unmarked(t *testing.T, ids ...string) {
 	t.Helper()
 	m.untagged(t, ids...)
@@ -90,8 +88,8 @@ func (d *daemon) deleteProvisional(id string) error {
 	return err
 }
 
-// The journal is rolled back to a provisional record, from before LVM created the volume or
-// after the acknowledgement. Some of the volumes were kept since.
+// The journal's record is from before LVM created the volume, or from after the
+// acknowledgement.
 func TestAVolumeIsProvisionalOnlyIfItsTagSaysSo(t *testing.T) {
 	thin := func(t *testing.T) *machine { return thinMachine(t, "size: 80Mi, overprovisioning: 9") }
 	plain := func(r *lvmdv1.CreateVolumeRequest) func(*daemon) *lvmdv1.Volume {
@@ -191,7 +189,6 @@ func TestAKeptVolumeWhoseTagIsStillOnIsNotProvisional(t *testing.T) {
 	}
 }
 
-// The journal shows the volume as provisional while LVM does not answer.
 func TestAVolumeWhoseGroupWasNotSeenIsNotDeletedAsProvisional(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)
@@ -206,8 +203,7 @@ func TestAVolumeWhoseGroupWasNotSeenIsNotDeletedAsProvisional(t *testing.T) {
 	d.checkClean()
 }
 
-// After the creations, no tags are removed until all volumes are kept. Then one command removes
-// those of the file systems.
+// The tags of file systems are then removed by one command.
 func TestThatAVolumeIsKeptCostsNoCommandBeforeAnAnswer(t *testing.T) {
 	const volumes = 5
 	for name, test := range map[string]struct {

@@ -19,8 +19,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// locked holds LVM's lock of a group, as a command does that waits for a disk or an
-// administrator's answer.
+// locked acts like a command that waits for a disk or an administrator's answer.
 func locked(t *testing.T, group string) (unlock func()) {
 	t.Helper()
 	held := must.Get(os.OpenFile(filepath.Join(lvm.LockDir, "V_"+group), os.O_CREATE|os.O_RDWR, 0o600))(t)

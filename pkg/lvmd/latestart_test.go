@@ -31,8 +31,7 @@ func (l *lateLVM) Scan(ctx context.Context, groups []string) ([]lvm.Group, error
 	return l.Groups.Scan(ctx, groups)
 }
 
-// For one of two groups, LVM times out or fails in the first scan, or in those after creating
-// thin pools and activating volumes.
+// LVM fails in the first scan, or in those after creating thin pools and activating volumes.
 func TestAGroupThatDoesNotAnswerAtTheStartHoldsUpNoOther(t *testing.T) {
 	timedOut := &lvm.CommandError{Command: "fullreport", ExitCode: -1, Message: "killed", Err: lvm.ErrTimedOut}
 	for what, c := range map[string]struct {

@@ -115,8 +115,7 @@ func TestEveryLayoutServesItsVolumesAndTheLargestFits(t *testing.T) {
 	}
 }
 
-// Nodes of one, two and four disks share a configuration, like one node that gets disks while
-// it has volumes.
+// The nodes are like one that gets disks while it has volumes.
 func TestStripesLieOnAllDevices(t *testing.T) {
 	const extent = 4 << 20
 	devices := spares(t, 60, 52, 64, 72)
@@ -182,7 +181,6 @@ func TestStripesLieOnAllDevices(t *testing.T) {
 	waittest.Until(t, "all are gone", func() bool { return len(n.leftovers()) == 0 })
 }
 
-// A RAID class's group has too small extents until an administrator enlarges them.
 func TestAClassThatDoesNotFitItsGroupStopsNoOther(t *testing.T) {
 	n := newNode(t, "/dev/vdb")
 	devices := spares(t, 64, 64)
@@ -215,8 +213,7 @@ func TestAClassThatDoesNotFitItsGroupStopsNoOther(t *testing.T) {
 	})
 }
 
-// leg puts a device-mapper device that can fail over a disk. It starts within the disk, so that
-// LVM does not see two devices with the same contents.
+// leg starts within the disk, so that LVM does not see two devices with the same contents.
 func leg(t *testing.T, disk string) (path string, fail, work func()) {
 	t.Helper()
 	const name, sectors = "carve-faulty-leg", "94208"
@@ -322,7 +319,6 @@ func TestAFailedDiskOfARAIDClassIsReplaced(t *testing.T) {
 	waittest.Until(t, "the volume is gone", func() bool { return len(n.leftovers()) == 0 })
 }
 
-// lvmd's check of lvcreateOptions is compared with the real LVM and kernel.
 func TestWhatIsReadOfExtraOptionsIsWhatLVMTakes(t *testing.T) {
 	n := newNode(t, spares(t, 60, 60, 60, 60)...)
 	layouts := map[string][]string{

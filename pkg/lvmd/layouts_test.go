@@ -247,7 +247,6 @@ func TestAGroupOfTooFewDevicesIsNamed(t *testing.T) {
 	}
 }
 
-// Other classes work, and this one does once its group fits.
 func TestAGroupThatIsUnfitForALayoutStopsItsClassOnly(t *testing.T) {
 	for class, want := range map[string]string{
 		"type: raid1": `lvmd.yaml:4:39: deviceClasses[0].type: "raid1": volume group small has extents of less than 512 KiB`,
@@ -328,8 +327,7 @@ func TestStripesOnAllDevicesFollowTheDevicesOfTheGroup(t *testing.T) {
 	m := newDisks(t, 10, 12)
 	m.config = allClasses
 	d := m.start(t)
-	// check waits until the class reports these extents, and checks that a volume of the largest
-	// size fits and no larger one.
+	// check also wants a volume of the largest size to fit and no larger one.
 	check := func(total, largest, unit int64) {
 		t.Helper()
 		want := []int64{total, largest, largest, unit, unit, unit}
@@ -388,7 +386,6 @@ func TestStripesOnAllDevicesFollowTheDevicesOfTheGroup(t *testing.T) {
 	lies(third, 16, four)
 	lies(first, 8, linear)
 
-	// The first two devices are full: another adds nothing.
 	m.fake.AddDevice(testGroup, 40)
 	waittest.Until(t, "the class counts the device", func() bool { return d.classNamed("all").GetAllocationUnitBytes() == 5*testExtent })
 	if n := d.available(); n != 0 {
@@ -416,8 +413,6 @@ func TestAClassThatComesLaterKnowsWhatIsFreeWhere(t *testing.T) {
 	d.checkModel()
 }
 
-// Random calls and administrator's commands run on groups of random devices with a class of
-// each layout. Each class must report no more than it can hold.
 func TestNoLayoutReportsMoreThanItHolds(t *testing.T) {
 	fewHistories(t)
 	rapid.Check(t, func(r *rapid.T) {

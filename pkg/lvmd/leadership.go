@@ -16,12 +16,10 @@ import (
 // numbers and is served again.
 const leadershipMemory = time.Hour
 
-// maxLeaders bounds the clusters that are remembered.
 const maxLeaders = 16
 
-// leaders remembers each cluster's newest leader, and rejects changes by an earlier one, which
-// may have been paused and not know that it was replaced. It never rejects calls without a
-// number, which no leader makes.
+// leaders rejects changes by an earlier leader than the cluster's newest: it may have been
+// paused and not know that it was replaced. Calls without a number are no leader's, and pass.
 type leaders struct {
 	journal *journal.Journal
 	log     *slog.Logger

@@ -24,7 +24,6 @@ func TestAnEarlierLeaderChangesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A read is enough.
 	if _, err := d.client.ListClasses(second, &lvmdv1.ListClassesRequest{}); err != nil {
 		t.Fatal(err)
 	}

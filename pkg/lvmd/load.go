@@ -15,8 +15,8 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 )
 
-// load builds the inventory from LVM, the journal and the configuration, activates the volumes,
-// and finishes or undoes interrupted operations. journaled is false for a new journal.
+// load activates the volumes, and finishes or undoes interrupted operations. journaled is false
+// for a new journal.
 func (s *Service) load(ctx context.Context, o *Options, journaled bool) error {
 	c := o.Config
 	records, err := s.journal.Volumes()
@@ -85,9 +85,8 @@ func (s *Service) load(ctx context.Context, o *Options, journaled bool) error {
 	return nil
 }
 
-// checkGroups compares the configuration with the groups found. A missing group is not a
-// mistake: its disks may have failed, be late or still be unused. Its class gets a condition
-// and works once the group appears.
+// checkGroups accepts missing groups: their disks may have failed, be late or still be unused.
+// Their classes get a condition and work once the group appears.
 func checkGroups(c *config.Config, found []lvm.Group) error {
 	var problems config.Problems
 	for i := range c.Classes {

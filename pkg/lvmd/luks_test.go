@@ -22,13 +22,11 @@ import (
 
 const headerExtents = luks.HeaderBytes / testExtent
 
-// kept requests a volume that its user encrypts.
 func kept(r *lvmdv1.CreateVolumeRequest) *lvmdv1.CreateVolumeRequest {
 	r.Encryption, r.EncryptionDiscards = names.EncryptionLUKS, true
 	return r
 }
 
-// inspects makes every header appear in the given state.
 func inspects(state luks.State, err error) func(*daemon, *Options) {
 	return func(_ *daemon, o *Options) {
 		o.Inspect = func(string, string) (luks.State, error) { return state, err }
@@ -88,7 +86,6 @@ func TestWhatAVolumeThatItsUserEncryptsCannotHave(t *testing.T) {
 	}
 }
 
-// holdsPattern reports whether the volume shows a tenant's pattern at an offset in bytes.
 func (d *daemon) holdsPattern(id string, at int64) bool {
 	d.t.Helper()
 	h := must.Get(d.machine.fake.OpenInUse(testGroup, id))(d.t)
@@ -189,7 +186,6 @@ func TestALostJournalLosesNoVolumeThatItsUserEncrypted(t *testing.T) {
 	}
 }
 
-// tagged reports whether LVM shows that a header was written.
 func (m *machine) tagged(t *testing.T, id string) bool {
 	t.Helper()
 	groups := must.Get(m.fake.Scan(t.Context(), []string{testGroup}))(t)
@@ -198,7 +194,6 @@ func (m *machine) tagged(t *testing.T, id string) bool {
 
 func TestAtTheStartHeadersAreNotedThatNothingHasNoted(t *testing.T) {
 	for name, test := range map[string]struct {
-		// before acts on the volume under the previous lvmd.
 		before func(m *machine, d *daemon, id string)
 		state  luks.State
 		err    error

@@ -13,7 +13,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// makers is a machine whose lvmd creates a group of two disks and a thin pool.
 type makers struct {
 	*node
 	t *testing.T
@@ -33,7 +32,6 @@ func newMakers(t *testing.T) *makers {
 	return m
 }
 
-// check verifies that lvmd completed group and pool, and removes them.
 func (m *makers) check(p *process) {
 	m.t.Helper()
 	if got := m.physicalVolumes(); got != "/dev/vdb carve /dev/vdc carve" {
@@ -83,8 +81,7 @@ func TestLVMKilledWhileAGroupIsMade(t *testing.T) {
 	})
 }
 
-// killCommand kills one command of a starting lvmd. It returns false when the command had fewer
-// effects.
+// killCommand returns false when the command had fewer effects.
 func (m *makers) killCommand(command string, at killPoint) (killed bool) {
 	m.t.Helper()
 	m.t.Logf("%s: %v", command, at)
@@ -120,8 +117,7 @@ func TestLVMKilledWhileADiskGrows(t *testing.T) {
 	p := n.start()
 	const more = 32 << 20
 	size, free := int64(64<<20), p.available()
-	// grow kills pvresize, which never runs in a lasting lvm. It returns false when pvresize had
-	// fewer effects.
+	// pvresize never runs in a lasting lvm. grow returns false when it had fewer effects.
 	grow := func(at killPoint) (killed bool) {
 		t.Logf("pvresize: %v", at)
 		size, free = size+more, free+more

@@ -12,7 +12,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// addTags adds tags by one command, if they fit.
 func (n *node) addTags(t *testing.T, lv, prefix string, count, length int) {
 	t.Helper()
 	args := []string{"lvchange", "--config", handConfig}
@@ -26,7 +25,6 @@ func (n *node) addTags(t *testing.T, lv, prefix string, count, length int) {
 	}
 }
 
-// Tags of an administrator fill the metadata.
 func TestADeletionGoesOnOnceTheMetadataOfARealGroupHaveSpaceForItsMark(t *testing.T) {
 	const size = 8 << 20
 	n := newNode(t)
@@ -48,7 +46,6 @@ func TestADeletionGoesOnOnceTheMetadataOfARealGroupHaveSpaceForItsMark(t *testin
 	p.delete(v.GetId())
 	waittest.Until(t, "lvmd has tried to mark the volume", func() bool { return strings.Count(p.log.String(), "marking deleted volumes failed") > 1 })
 	waittest.Until(t, "the class says why", func() bool { return p.hasCondition("MetadataFull") }, func() any { return p.classNamed("local") })
-	// A deleted volume is no longer reported.
 	if _, err := os.Stat(v.GetDevicePath()); err != nil {
 		t.Errorf("the volume has no device: %v", err)
 	}

@@ -20,10 +20,10 @@ const (
 	both   Transport = "either"
 )
 
-// methods maps full method names to the transports that serve them. The uplink serves the
-// methods that the controller of this or the previous release calls. Only root on the node may
-// adopt volumes or record their contents. Methods that need the controller's knowledge of the
-// cluster are on the uplink only.
+// methods maps full method names to transports. The uplink serves the methods that the
+// controller of this or the previous release calls. Only root on the node may adopt volumes or
+// record their contents. Methods that need the controller's view of the cluster are on the
+// uplink only.
 var methods = map[string]Transport{
 	lvmdv1.LVMD_CreateVolume_FullMethodName:    both,
 	lvmdv1.LVMD_DeleteVolume_FullMethodName:    both,

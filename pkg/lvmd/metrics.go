@@ -86,8 +86,8 @@ func NewMetrics() *Metrics {
 
 func (m *Metrics) attach(s *Service) { m.service.Store(s) }
 
-// ObserveStuck makes each collection call stuck, which counts the commands, reads and flushes
-// that were given up but still wait in the kernel; lvm.Host.Stuck fits.
+// ObserveStuck sets the function that counts commands, reads and flushes that were given up but
+// still wait in the kernel; lvm.Host.Stuck fits.
 func (m *Metrics) ObserveStuck(stuck func() int) { m.stuck.Store(&stuck) }
 
 // ObserveCommand records an LVM command; it fits lvm.Runner.Observe.

@@ -15,8 +15,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// samples returns the metrics as "name{label=value,…}" without the common prefix; for
-// histograms, the counts.
+// samples uses names like "name{label=value,…}" without the common prefix; histograms become
+// counts.
 func samples(t testing.TB, s *Service) map[string]float64 {
 	t.Helper()
 	families := must.Get(s.metrics.Registry.Gather())(t)
@@ -87,7 +87,6 @@ func TestMetricsReportSizesAndVolumes(t *testing.T) {
 	waittest.Until(t, condition, func() bool { return samples(t, d.Service)[condition] == 1 })
 }
 
-// Both a claim's and a Pod's inline volume are checked, before and after deletion.
 func TestMetricsNameVolumesTheirOwnersAndDevices(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)

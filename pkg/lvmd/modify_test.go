@@ -127,7 +127,6 @@ func TestAChangeOfLimitsThatFailsLeavesThemAsTheyAre(t *testing.T) {
 	d.checkClean()
 }
 
-// An administrator may change the tag.
 func TestLimitsThatWereChangedByHandAreReported(t *testing.T) {
 	m := newMachine(t)
 	d := m.start(t)

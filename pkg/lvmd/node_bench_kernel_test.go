@@ -26,18 +26,15 @@ import (
 )
 
 const (
-	// idleVolumes is the number of volumes of an idle node, restarts the number of starts of each
-	// agent.
+	// restarts is per agent.
 	idleVolumes, restarts = 100, 5
 	busyBytes             = 16 << 20
 )
 
-// BenchmarkNode compares a node with few and with many volumes. All volumes have file systems
-// that are staged and published, by separate lvmd and node plugin processes. Each result is
-// divided by the time to start a program measured beside it, which cancels most other load, and
-// then by the result for the first number of volumes. CARVE_BENCH_VOLUMES lists the numbers,
-// instead of "10,100,500"; CARVE_BENCH_IDLE is the time to watch the idle node, instead of two
-// minutes.
+// BenchmarkNode compares a node with few and with many mounted volumes. Each result is divided
+// by the time to start a program measured beside it, which cancels most other load, and then by
+// the result for the first number of volumes. CARVE_BENCH_VOLUMES lists the numbers, instead of
+// "10,100,500"; CARVE_BENCH_IDLE is the time to watch the idle node, instead of two minutes.
 func BenchmarkNode(b *testing.B) {
 	idle := must.Get(time.ParseDuration(cmp.Or(os.Getenv("CARVE_BENCH_IDLE"), "2m")))(b)
 	sizes := strings.Split(cmp.Or(os.Getenv("CARVE_BENCH_VOLUMES"), "10,100,500"), ",")
@@ -129,7 +126,7 @@ func (n *busyNode) stopPlugin() {
 	must.Succeed(n.t, n.plugin.Wait())
 }
 
-// use mounts volumes until the node has the given number.
+// use counts existing volumes.
 func (n *busyNode) use(volumes int) {
 	n.t.Helper()
 	had := len(n.volumes)
@@ -150,7 +147,7 @@ func (n *busyNode) target(v *lvmdv1.Volume) string {
 	return filepath.Join(n.kubelet, "pods", v.GetName(), "volumes/kubernetes.io~csi", v.GetId(), "mount")
 }
 
-// prepare creates what the kubelet creates before a mount.
+// prepare acts as the kubelet does before a mount.
 func (n *busyNode) prepare(v *lvmdv1.Volume) {
 	n.t.Helper()
 	for _, path := range []string{n.staging(v), n.target(v)} {
@@ -179,8 +176,6 @@ func (n *busyNode) unmount(v *lvmdv1.Volume) {
 	must.Get(n.csi.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.GetId(), StagingTargetPath: n.staging(v)}))(n.t)
 }
 
-// measure creates, mounts and removes a batch of volumes one by one, and each time asks for the
-// statistics of some others.
 func (n *busyNode) measure() (took map[string][]time.Duration) {
 	n.t.Helper()
 	took = map[string][]time.Duration{}
@@ -232,7 +227,6 @@ func (n *busyNode) restart(took map[string][]time.Duration) {
 	}
 }
 
-// reportMemory reports the resident memory of the agents and of lvmd's lasting lvm process.
 func (n *busyNode) reportMemory(b *testing.B, report func(float64, string)) {
 	b.Helper()
 	pid := n.lvmd.cmd.Process.Pid
@@ -246,8 +240,7 @@ func (n *busyNode) reportMemory(b *testing.B, report func(float64, string)) {
 	report(daemon+lvm+plugin, "all-MiB")
 }
 
-// reportIdle reports the idle node's LVM commands, and reads of the group's disks by any
-// program.
+// reportIdle counts reads of the group's disks by any program.
 func (n *busyNode) reportIdle(b *testing.B, idle time.Duration) {
 	b.Helper()
 	commands, before := n.commands(), diskReads(b)

@@ -15,7 +15,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// twoGroups has a class over a small and a large group, and one over the small group.
 func twoGroups(t *testing.T) *machine {
 	t.Helper()
 	m := newMachine(t)
@@ -66,7 +65,6 @@ func TestAVolumeGoesWhereMostIsFree(t *testing.T) {
 		t.Errorf("the class that shares a group: %v", other)
 	}
 	d.delete(last.GetId())
-	// A restart finds every volume in its group.
 	d.stop()
 	d = m.start(t)
 	byGroup := map[string]int{}
@@ -128,7 +126,6 @@ func expandRequest(id string, extents int64) *lvmdv1.ExpandVolumeRequest {
 	return &lvmdv1.ExpandVolumeRequest{Id: id, RequiredBytes: extents * testExtent}
 }
 
-// Volumes are created and deleted at random in groups of random sizes.
 func TestOverSeveralGroupsTheMaximumFitsAndOneExtentMoreDoesNot(t *testing.T) {
 	fewHistories(t)
 	rapid.Check(t, func(r *rapid.T) {

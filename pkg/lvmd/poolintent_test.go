@@ -228,7 +228,6 @@ func TestAPoolThatCouldNotBeMadeInANewGroupIsTriedAgain(t *testing.T) {
 	}
 }
 
-// At the start, the pool's group was missing.
 func TestThePoolOfAGroupThatAppearsIsMade(t *testing.T) {
 	isMade := func(t *testing.T, d *daemon) {
 		t.Helper()
@@ -254,7 +253,6 @@ func TestThePoolOfAGroupThatAppearsIsMade(t *testing.T) {
 	})
 }
 
-// lateDevices creates groups by commands that time out.
 type lateDevices struct{ lvm.Devices }
 
 func (l lateDevices) CreateGroup(ctx context.Context, o lvm.GroupOptions) error {

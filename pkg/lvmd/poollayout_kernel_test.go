@@ -23,8 +23,7 @@ func poolOf(t *testing.T, layout, settings string, devices ...string) *node {
 	return n
 }
 
-// segments returns LVM's types of the pool's data and metadata, with the numbers of devices or
-// images.
+// segments includes the numbers of devices or images.
 func (n *node) segments() (data, metadata string) {
 	n.t.Helper()
 	return n.segmentsOf("carve-pool_tdata"), n.segmentsOf("carve-pool_tmeta")
@@ -129,8 +128,7 @@ func TestARealRAIDPoolOutlivesADisk(t *testing.T) {
 	waittest.Until(t, "the volume is gone", func() bool { return len(n.leftovers()) == 0 })
 }
 
-// exercisePool kills a command that creates a pool, and checks that the next lvmd leaves
-// exactly one pool.
+// exercisePool wants exactly one pool from the next lvmd.
 func (n *node) exercisePool(t *testing.T, command string, at killPoint) (killed bool) {
 	t.Helper()
 	t.Logf("a pool of a layout is made by %s: %v", command, at)

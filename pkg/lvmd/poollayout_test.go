@@ -17,7 +17,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// poolLayouts are the pools' layouts other than linear, with those of their data and metadata.
+// poolLayouts are the pools' layouts other than linear.
 var poolLayouts = []struct {
 	layout         string
 	data, metadata layout.Layout
@@ -112,7 +112,6 @@ func TestAPoolWithStripesOnAllDevicesIsMadeOnThoseThatThereAre(t *testing.T) {
 func TestARAIDPoolGrowsOnItsOwnDevicesOnly(t *testing.T) {
 	m := newDisks(t, 14, 14, 60)
 	m.config = thinClass("layout: {type: raid1}, size: 40Mi, dataThreshold: 50%, autoExtend: {step: 40Mi}")
-	// The data must lie on the small ones.
 	must.Succeed(t, m.fake.Create(t.Context(), lvm.CreateOptions{Group: testGroup, Volume: "theirs", Extents: 50, On: []layout.Share{{Device: "/dev/fake-carve-2", Extents: 50}}}))
 	d := m.start(t)
 	data, _ := m.poolLies(t)

@@ -16,8 +16,7 @@ const (
 	// changes. It may fill up before.
 	firstExtendRetry = time.Second
 	lastExtendRetry  = time.Minute
-	// poolRetry is the delay before lvmd retries creating a pool.
-	poolRetry = time.Minute
+	poolRetry        = time.Minute
 )
 
 type poolKeeper struct {
@@ -47,8 +46,7 @@ func poolsAtStart(c *core, retry time.Duration) *thinpool.Maker {
 	return thinpool.New(startLVM{c.lvm, c.groups.ScanAtStart}, c.journal, c.log, poolReport(c, retry), c.crash)
 }
 
-// loop asks the kernel for each pool's usage, which takes one system call and wakes no disk,
-// and extends pools that are configured to grow.
+// loop takes one system call per pool, and wakes no disk.
 func (s *poolKeeper) loop(ctx context.Context, g *volumegroup.Group) {
 	tick := time.NewTicker(s.groups.PollInterval)
 	defer tick.Stop()
@@ -91,8 +89,7 @@ func (s *poolKeeper) look(p *inventory.Pool) {
 	}
 	if errors.Is(err, lvm.ErrNotFound) {
 		// LVM renames the device, and removes it for a moment, when a pool gets its first volume or
-		// loses its last. So a device is missing only if it is absent between commands, with the
-		// slot held.
+		// loses its last. So check again between commands, with the slot held.
 		done, slotErr := s.groups.Acquire(s.work, s.groups.Named(group))
 		if slotErr != nil {
 			return // Keep the last status until the next look.
@@ -111,8 +108,8 @@ func (s *poolKeeper) look(p *inventory.Pool) {
 	}
 }
 
-// extend grows a pool's data or metadata by one step past its threshold. It needs no intent:
-// LVM's commit is its only effect.
+// extend grows data or metadata by one step past the threshold. It needs no intent: LVM's
+// commit is its only effect.
 func (s *poolKeeper) extend(ctx context.Context, g *volumegroup.Group, p *inventory.Pool) error {
 	growth, reserved := s.plan(g, p)
 	// Metadata may still grow when data cannot.
@@ -161,8 +158,7 @@ func (s *poolKeeper) plan(g *volumegroup.Group, p *inventory.Pool) (growth thinp
 	return growth, p.Plan(growth.Extents, growth.Stuck)
 }
 
-// retry creates a group's missing thin pools: those that failed before, and those of a group
-// that has just appeared.
+// retry creates missing thin pools, also those of a group that has just appeared.
 func (s *poolKeeper) retry(ctx context.Context, g *volumegroup.Group) {
 	if !g.Known().PoolsDue {
 		return
@@ -180,8 +176,8 @@ func (s *poolKeeper) retry(ctx context.Context, g *volumegroup.Group) {
 	}
 }
 
-// lookAtRAID asks the kernel about the images of RAID volumes and pools, whose health changes
-// without a change of the metadata. It runs no command.
+// lookAtRAID asks the kernel, as images fail without a change of the metadata. It runs no
+// command.
 func (s *poolKeeper) lookAtRAID(g *volumegroup.Group) {
 	found := map[string]lvm.RAIDStatus{}
 	for _, name := range g.RAIDNames() {

@@ -9,7 +9,6 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/provision"
 )
 
-// provisioned implements provision.Groups.
 type provisioned struct {
 	*core
 	pools *poolKeeper
@@ -72,7 +71,6 @@ func (p *provisioned) Report(name string, state *provision.State) {
 	p.groups.Named(name).SetAbsence(state.Absence())
 }
 
-// refusals returns the selected but unused devices of a group, by path.
 func (p *provisioned) refusals(name string) map[string]*provision.Refusal {
 	if state, ok := p.states.Load(name); ok {
 		return state.(*provision.State).Refusals()

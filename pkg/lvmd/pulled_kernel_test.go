@@ -52,7 +52,6 @@ func TestADiskThatHangsHoldsUpNoOtherGroup(t *testing.T) {
 	waittest.Until(t, "nothing is left there", func() bool { return strings.TrimSpace(lvmByHand(t, "lvs", "--noheadings", "other")) == "" })
 }
 
-// LVM waits for a disk beyond its deadline.
 func TestACommandThatIsKilledOnAHangingDiskHoldsUpNoOtherGroup(t *testing.T) {
 	disk := newFaulty(t, "/dev/vdc")
 	n := newNode(t)

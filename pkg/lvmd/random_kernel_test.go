@@ -45,10 +45,9 @@ func (c checked) TempDir() string {
 	return dir
 }
 
-// Each history creates groups of random disks with a class of each layout, and creates, deletes
-// and expands random volumes, while an administrator changes the group by hand; then a disk
-// fails for a while. At the end, lvmd must report the same as a freshly scanning lvmd and as
-// LVM, and each class must give exactly the reported space, to the last extent.
+// An administrator changes the group by hand while lvmd runs, and a disk fails for a while. In
+// the end lvmd must report the same as a freshly scanning lvmd and as LVM, and each class must
+// give exactly the reported space, to the last extent.
 func TestTheFreeSpaceOfRandomMachinesIsWhatLvmdSays(t *testing.T) {
 	settings := map[string]string{"checks": "1", "shrinktime": "1ns", "nofailfile": "true", "seed": "1"}
 	if soaking || os.Getenv("CARVE_SEED") != "" {
@@ -102,16 +101,13 @@ type randomMachine struct {
 	keeps   int64
 	volumes []randomVolume
 	made    int
-	// admins are an administrator's volumes, without a class.
-	admins []string
-	// disks are the group's disks, faulty the one that may fail, and spare one outside any group,
-	// or empty.
+	admins  []string
+	// faulty is the disk that may fail, spare one outside any group, or empty.
 	disks  []string
 	faulty *faulty
 	spare  string
 	// reserves are the classes' reserves, in MiB.
 	reserves map[string]int64
-	// happened counts events over all histories.
 	happened map[string]int
 }
 
@@ -175,7 +171,6 @@ func (h *randomMachine) step() {
 	}
 }
 
-// create fills a raw volume, if it fits.
 func (h *randomMachine) create(class string) {
 	h.made++
 	bytes := rapid.Int64Range(1, 8<<20).Draw(h.r, "bytes")
@@ -196,7 +191,6 @@ func (h *randomMachine) create(class string) {
 	}
 }
 
-// administer changes the group by hand while lvmd runs.
 func (h *randomMachine) administer() {
 	h.finish() // Volumes being deleted must not be moved.
 	can := map[string]bool{
@@ -243,7 +237,6 @@ func (h *randomMachine) administer() {
 	h.finish()
 }
 
-// freeExtents asks LVM.
 func (h *randomMachine) freeExtents() (n int64) {
 	text := lvmByHand(h.t, "vgs", "--noheadings", "-o", "vg_free_count", h.group)
 	if _, err := fmt.Sscan(text, &n); err != nil {
@@ -256,8 +249,7 @@ func (h *randomMachine) someExtents() string {
 	return strconv.FormatInt(rapid.Int64Range(1, min(3, h.freeExtents())).Draw(h.r, "extents"), 10)
 }
 
-// movable returns a disk and a linear volume of lvmd's that fits on one of the other disks, or
-// "".
+// movable returns a disk and a linear volume on it that fits on one of the other disks, or "".
 func (h *randomMachine) movable() string {
 	free := map[string]int64{}
 	for line := range strings.Lines(lvmByHand(h.t, "pvs", "--noheadings", "--separator", " ", "-o", "pv_name,pv_pe_count,pv_pe_alloc_count", "--select", "vg_name="+h.group)) {
@@ -321,7 +313,6 @@ func (h *randomMachine) checkVolumes() {
 	}
 }
 
-// loseDisk makes a disk fail, and work again.
 func (h *randomMachine) loseDisk() {
 	if !h.isRAIDOnLostDisk() {
 		h.create("raid6")
@@ -396,7 +387,6 @@ func (h *randomMachine) free() int64 {
 	return max(0, free-(h.keeps+extent-1)/extent*extent)
 }
 
-// checkFreeSpace compares lvmd's report with the next lvmd's, and fills each class.
 func (h *randomMachine) checkFreeSpace() {
 	h.finish()
 	said := h.freeSpace()
@@ -425,8 +415,7 @@ var inRows = map[string]layout.Layout{
 	"raid6":   {Type: layout.RAID6, Stripes: 3},
 }
 
-// inRow computes the total and the largest volume of a class from LVM's free space on each
-// disk.
+// inRow computes the values from LVM's free space on each disk.
 func (h *randomMachine) inRow(class string) (available, largest int64) {
 	const extent = 4 << 20
 	var free []int64
@@ -446,8 +435,7 @@ func (h *randomMachine) sizeOf(class string) (sum int64) {
 	return sum
 }
 
-// fillClass fills a class with volumes of the maximum size, and checks each time that one unit
-// more is rejected.
+// fillClass wants one unit more than the maximum to be rejected each time.
 func (h *randomMachine) fillClass(class string) (filled []*lvmdv1.Volume) {
 	c := h.classNamed(class)
 	unit := c.GetAllocationUnitBytes()

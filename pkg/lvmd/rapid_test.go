@@ -26,9 +26,9 @@ func fewHistories(t *testing.T) {
 	rapidtest.Set(t, map[string]string{"checks": "25"})
 }
 
-// After each random call, administrator's command, reboot or kill, the reports must be true:
-// acknowledged volumes exist, sizes add up, a volume of the maximum fits and one extent more
-// does not, no volume shows another's data, and the inventory matches a fresh scan.
+// After each step, acknowledged volumes exist, sizes add up, a volume of the maximum fits and
+// one extent more does not, no volume shows another's data, and the inventory matches a fresh
+// scan.
 func TestAnySequenceOfCallsKeepsItsInvariants(t *testing.T) {
 	fewHistories(t)
 	rapid.Check(t, func(r *rapid.T) {
@@ -61,7 +61,6 @@ type history struct {
 	next    int
 }
 
-// pick skips the step if no volume exists.
 func (h *history) pick(r *rapid.T) string {
 	if len(h.volumes) == 0 {
 		r.Skip("there are no volumes")
@@ -154,7 +153,6 @@ func (h *history) mount(r *rapid.T) {
 	h.mounted[name] = true
 }
 
-// administer changes the group without lvmd.
 func (h *history) administer(r *rapid.T) {
 	ctx := h.t.Context()
 	if h.admins > 0 && rapid.Bool().Draw(r, "remove") {
@@ -184,7 +182,6 @@ func (h *history) restart(r *rapid.T) {
 	h.daemon = h.machine.start(h.t)
 }
 
-// maximum compares the reported maximum with the real one.
 func (h *history) maximum(r *rapid.T) {
 	free := h.finished()
 	q := request("maximum", free+1)
@@ -201,7 +198,6 @@ func (h *history) maximum(r *rapid.T) {
 	must.Get(h.daemon.client.DeleteVolume(h.t.Context(), &lvmdv1.DeleteVolumeRequest{Id: resp.GetVolume().GetId()}))(r)
 }
 
-// check compares the reports with the acknowledgements.
 func (h *history) check(r *rapid.T) {
 	h.daemon.t = h.t
 	listed := map[string]*lvmdv1.Volume{}

@@ -48,8 +48,8 @@ func (s *Service) Reload(c *config.Config) error {
 	return nil
 }
 
-// madeOf returns the parts of a configuration that only a start applies: UUIDs by volume group,
-// and thin pools by group and class.
+// madeOf returns what only a start applies: UUIDs by volume group, thin pools by group and
+// class.
 func madeOf(c *config.Config) map[string]any {
 	made := map[string]any{}
 	for _, dc := range c.Classes {
@@ -63,8 +63,8 @@ func madeOf(c *config.Config) map[string]any {
 	return made
 }
 
-// placementsFor reads the placements of groups in which lvmd chooses the extents. It skips
-// groups that it cannot read.
+// placementsFor covers groups in which lvmd chooses the extents, and skips those that it cannot
+// read.
 func (s *Service) placementsFor(c *config.Config) map[string]ondisk.Placement {
 	all := map[string]ondisk.Placement{}
 	for _, dc := range c.Classes {

@@ -40,7 +40,6 @@ func TestAChangedConfigurationIsTakenOverWithoutADisturbance(t *testing.T) {
 	}
 	d.delete(v.GetId())
 	waittest.Until(t, "it is gone", func() bool { return len(d.list()) == 1 })
-	// Without volumes in it, the class can go.
 	if err := d.Reload(parse(t, "- {name: other, default: true, volumeGroup: carve}\n")); err != nil {
 		t.Error(err)
 	}
@@ -53,7 +52,6 @@ func TestAChangedConfigurationIsTakenOverWithoutADisturbance(t *testing.T) {
 	}
 }
 
-// slowPlacement blocks reading a placement, as slow disks do.
 type slowPlacement struct {
 	lvm.Groups
 	asked, goOn chan struct{}

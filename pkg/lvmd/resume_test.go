@@ -17,7 +17,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// resume begins a stream where the previous one ended.
 func (m *mirror) resume(ctx context.Context, d *daemon) grpcStream {
 	d.t.Helper()
 	w := must.Get(d.client.Watch(ctx, &lvmdv1.WatchRequest{Epoch: m.epoch, Generation: m.generation}))(d.t)
@@ -100,8 +99,6 @@ func TestAStreamThatCannotBeResumedBeginsWithTheFullState(t *testing.T) {
 	}
 }
 
-// A reader breaks off and resumes anywhere in a random run; in the end its state must equal the
-// full state.
 func TestAWatcherThatResumesAtRandomSeesWhatIsThere(t *testing.T) {
 	fewHistories(t)
 	rapid.Check(t, func(r *rapid.T) {

@@ -20,8 +20,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// rollBack sets the journal of an ended lvmd back to when all volumes were provisional and in
-// the given phase.
+// rollBack makes all records provisional and of the given phase. lvmd must have ended.
 func (n *node) rollBack(t *testing.T, phase spec.Phase) {
 	t.Helper()
 	j, _, _, err := journal.Open(filepath.Join(n.dir, "state", "journal.db"))
@@ -127,7 +126,6 @@ func TestAJournalThatIsRolledBackDestroysNoRealVolume(t *testing.T) {
 	}
 }
 
-// The journal is from when volumes without a key were being reformatted.
 func TestAJournalThatIsRolledBackReformatsNoRealVolume(t *testing.T) {
 	n := newNode(t)
 	p := n.start()
@@ -158,7 +156,6 @@ func TestAJournalThatIsRolledBackReformatsNoRealVolume(t *testing.T) {
 	waittest.Until(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 && len(n.sealedDevices()) == 0 })
 }
 
-// lvmd reports the reason and ends before it does anything.
 func TestAJournalOfALaterFormatLeavesRealVolumesAlone(t *testing.T) {
 	n := newNode(t)
 	p := n.start()
@@ -195,7 +192,6 @@ func TestAJournalOfALaterFormatLeavesRealVolumesAlone(t *testing.T) {
 	}
 	unmount()
 
-	// As the later version would have it.
 	must.Succeed(t, os.WriteFile(n.journalFile(), before, 0o600))
 	p = n.start()
 	for _, v := range []*lvmdv1.Volume{raw, fs} {

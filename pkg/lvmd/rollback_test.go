@@ -28,7 +28,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// keptJournal is a copy of the journal from an earlier time.
 type keptJournal struct {
 	m       *machine
 	content []byte
@@ -58,8 +57,7 @@ func (k *keptJournal) rollBack(t *testing.T) {
 	must.Succeed(t, os.WriteFile(k.path(), k.content, 0o600))
 }
 
-// The journal is lost, or rolled back to the volume's creation, before or after the tag is
-// removed.
+// This happens before or after the tag is removed.
 func TestAVolumeThatWasHandedOutIsKeptWhateverTheJournalSays(t *testing.T) {
 	thick := newMachine
 	thin := func(t *testing.T) *machine { return thinMachine(t, "size: 80Mi, overprovisioning: 9") }
@@ -182,7 +180,6 @@ func TestASnapshotThatWasHandedOutIsKeptWhateverTheJournalSays(t *testing.T) {
 	d.shows(d.create(from(request("again", 4), s.GetId())).GetId(), 4, 0x5a)
 }
 
-// killedAt kills lvmd at a point of a creation.
 func killedAt(t *testing.T, r *lvmdv1.CreateVolumeRequest, point string) *machine {
 	t.Helper()
 	m := newMachine(t)
@@ -217,7 +214,6 @@ func TestWhatIsNotCompleteIsUndoneWithoutAJournal(t *testing.T) {
 	}
 }
 
-// Nothing of its contents is left.
 func TestAnEncryptedFileSystemThatLostItsKeyBeforeItWasHandedOutIsUndone(t *testing.T) {
 	m := killedAt(t, sealed(fsRequest("v", 4, "ext4")), "create: formatted")
 	m.fake.Deactivate()
@@ -307,7 +303,6 @@ func TestWhatHasNoDeviceAtAStartIsLookedAtOnceItHas(t *testing.T) {
 	}
 }
 
-// scanned changes the groups that a scan finds.
 type scanned struct {
 	lvm.Groups
 	change func(*lvm.Group)
@@ -428,7 +423,6 @@ func TestAnIntentOfAnEarlierVersionIsNeverWiped(t *testing.T) {
 	}
 }
 
-// A volume of the same name, unknown to the journal, exists beside it.
 func TestADeletionGoesOnAfterTheJournalWasRolledBack(t *testing.T) {
 	m := newMachine(t)
 	var unwiped atomic.Value
@@ -444,7 +438,6 @@ func TestADeletionGoesOnAfterTheJournalWasRolledBack(t *testing.T) {
 	d.fill(old, 0x33)
 	d.stop()
 	k.keep(t)
-	// It stays, marked but not wiped.
 	unwiped.Store(old)
 	d = m.start(t)
 	crashed := d.gate.crashNext("delete: marked")
@@ -486,7 +479,6 @@ func TestThatAHeaderWasMadeIsKnownAfterTheJournalWasRolledBack(t *testing.T) {
 	}
 }
 
-// The volumes' contents are damaged.
 func TestWithoutAJournalNothingThatWasHandedOutIsFormattedAgain(t *testing.T) {
 	for name, r := range map[string]*lvmdv1.CreateVolumeRequest{
 		"a file system": fsRequest("v", 4, "ext4"), "one with a kept key": kept(fsRequest("v", 4, "ext4")),
@@ -520,7 +512,6 @@ func TestWithoutAJournalNothingThatWasHandedOutIsFormattedAgain(t *testing.T) {
 	}
 }
 
-// The journal is rolled back to the reformatting after a reboot.
 func TestAVolumeThatWasReformattedIsKeptWhateverTheJournalSays(t *testing.T) {
 	m := newMachine(t)
 	k := &keptJournal{m: m}

@@ -32,7 +32,6 @@ func wideNode(t *testing.T, layout string) *node {
 	return n
 }
 
-// runThick covers all operations on thick volumes.
 func (s *scenario) runThick(p *process) {
 	s.create(p, create("pvc-fs", 16<<20, "ext4"))
 	s.create(p, create("pvc-raw", 8<<20, ""))
@@ -42,7 +41,6 @@ func (s *scenario) runThick(p *process) {
 	s.clone(p, "pvc-copy", "pvc-kept")
 }
 
-// runThin covers thin volumes and their snapshots.
 func (s *scenario) runThin(p *process) {
 	s.create(p, create("pvc-kept", 8<<20, ""))
 	s.snapshot(p, "snapshot", "pvc-kept")
@@ -53,7 +51,6 @@ func (s *scenario) runThin(p *process) {
 	s.delete(p, "pvc-restored")
 }
 
-// runMirrored covers RAID volumes.
 func (s *scenario) runMirrored(p *process) {
 	s.create(p, create("pvc-kept", 8<<20, ""))
 	s.expand(p, "pvc-kept", 16<<20)
@@ -84,7 +81,6 @@ func TestKilledBetweenTwoEffectsOnRealRAIDVolumes(t *testing.T) {
 		expansionPlaces, deletionPlaces, []string{"create: untagged", "delete: chunk wiped"}))
 }
 
-// killBetween crashes lvmd at one point after the other, each in its own run.
 func (n *node) killBetween(t *testing.T, run func(*scenario, *process), few int, places []string) {
 	t.Helper()
 	p := n.start()
@@ -98,16 +94,16 @@ func (n *node) killBetween(t *testing.T, run func(*scenario, *process), few int,
 		s.check(p, all)
 		p.kill()
 		// Space that lvmd wiped counts as zero until another program changes the group. When
-		// soaking, that would soon be all space, and no expansion would zero anything.
+		// soaking, soon no expansion would zero anything.
 		lvmByHand(t, "vgchange", "--addtag", "by-hand", n.group)
 		lvmByHand(t, "vgchange", "--deltag", "by-hand", n.group)
 		return place
 	})
 }
 
-// eachPlace starts lvmds that each crash at another point: at a few random ones of those named,
-// or, when soaking, at all. A name that repeats stands for the second passage. run returns the
-// point of the crash, or "" if lvmd did not crash.
+// eachPlace takes a few random points of those named, or, when soaking, all that exist. A name
+// that repeats stands for the second passage. run returns the point of the crash, or "" if lvmd
+// did not crash.
 func (n *node) eachPlace(t *testing.T, few int, named []string, run func(number int, p *process) (place string)) {
 	t.Helper()
 	missed := map[string]bool{}
@@ -141,8 +137,7 @@ func (n *node) eachPlace(t *testing.T, few int, named []string, run func(number 
 	}
 }
 
-// end waits until lvmd has crashed, or is idle with possibly no crash point left, and returns
-// the point.
+// end also returns once lvmd is idle with possibly no crash point left.
 func (s *scenario) end(p *process) (place string) {
 	s.n.t.Helper()
 	waittest.Until(s.n.t, "lvmd has ended", func() bool {

@@ -27,8 +27,8 @@ func LockStateDir(dir string) (release func(), err error) {
 }
 
 // LockNode locks the node against other lvmd processes, whatever their state directory. dir is
-// the directory of LVM's own locks, see lvm.LockDir, which all programs that change volume
-// groups share, even from a container.
+// LVM's own lock directory, see lvm.LockDir, which all programs that change volume groups
+// share, even in containers.
 func LockNode(dir string) (release func(), err error) {
 	return lock(dir, "carve-lvmd", "LVM's lock directory")
 }
@@ -54,8 +54,7 @@ func lock(dir, name, what string) (release func(), err error) {
 }
 
 // Listen listens on a unix socket that only its owner can use. It replaces a socket that a
-// previous lvmd left, but not one that a program answers on. The caller's locks keep other lvmd
-// processes from racing it.
+// previous lvmd left, but not one in use. The caller's locks exclude a race with another lvmd.
 func Listen(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("socket: %w", err)
@@ -101,9 +100,8 @@ func CheckSocket(path string) error {
 	}
 }
 
-// StopServers stops gRPC servers that serve s, then s itself. Streams end; calls in flight get
-// a few seconds before it cuts them off. It returns within five seconds unless the kernel holds
-// a command.
+// StopServers stops gRPC servers that serve s, then s itself. Calls in flight get a few
+// seconds. It returns within five seconds unless the kernel holds a command.
 func StopServers(s *Service, servers ...*grpc.Server) error {
 	ctx, cancel := context.WithTimeout(context.Background(), graceful)
 	defer cancel()

@@ -230,8 +230,7 @@ func (s *Service) pollLoop(ctx context.Context) {
 }
 
 // duplicateLoop looks for copies of the groups' disks after changes of block devices, at most
-// once per PollInterval. It is a loop of its own so that an unresponsive device holds up
-// nothing else.
+// once per PollInterval. An unresponsive device blocks only this loop.
 func (s *Service) duplicateLoop(ctx context.Context) {
 	tick := time.NewTicker(s.groups.PollInterval)
 	defer tick.Stop()

@@ -43,8 +43,8 @@ func beCheck() {
 	must(syscall.Exec(path, os.Args, os.Environ()))
 }
 
-// slowlyChecked replaces program, thin_check or cache_check, by beCheck for lvmd and its lvm.
-// The file checking appears when a check begins; the check continues once goOn exists.
+// slowlyChecked replaces thin_check or cache_check by beCheck for lvmd and its lvm. The file
+// checking appears when a check begins; the check continues once goOn exists.
 func (n *node) slowlyChecked(program string) (checking, goOn string) {
 	n.t.Helper()
 	n.standIn()
@@ -66,7 +66,6 @@ func (n *node) poolComponents() (names []string) {
 	return names
 }
 
-// inactive returns the class's condition for a thin pool without a device.
 func (p *process) inactive(class string) string {
 	p.t.Helper()
 	for _, c := range p.classNamed(class).GetConditions() {
@@ -77,8 +76,8 @@ func (p *process) inactive(class string) string {
 	return ""
 }
 
-// After a reboot, a pool's check takes long. In the first run lvmd is killed during the check,
-// in the second the check exceeds its deadline.
+// In the first run lvmd is killed during the check, in the second the check exceeds its
+// deadline.
 func TestASlowCheckOfAThinPoolHoldsUpNothingElse(t *testing.T) {
 	n := newNode(t)
 	lvmByHand(t, "vgcreate", "--yes", "other", "/dev/vdc")
@@ -151,8 +150,7 @@ func TestASlowCheckOfAThinPoolHoldsUpNothingElse(t *testing.T) {
 	waittest.Until(t, "nothing is left", func() bool { return len(n.leftovers()) == 0 })
 }
 
-// LVM's own check always fails, and at first lvmd's does, too. The metadata are linear or
-// mirrored.
+// LVM's own check always fails, and at first lvmd's does, too.
 func TestAPoolThatWasCheckedIsNotCheckedByLVM(t *testing.T) {
 	for name, layout := range map[string]string{"linear": "", "mirrored": ", layout: {type: raid1}"} {
 		t.Run(name, func(t *testing.T) {
@@ -191,7 +189,6 @@ func TestAPoolThatWasCheckedIsNotCheckedByLVM(t *testing.T) {
 // metadataBlock is the block size of thin metadata; block 0 is the superblock.
 const metadataBlock = 4096
 
-// After a reboot, a pool's metadata are damaged, and then flagged as needing a check.
 func TestThePoolsFlagAndDamageAreSeenBeforeItIsActivated(t *testing.T) {
 	n := newNode(t)
 	n.config = "- {name: local, default: true, volumeGroup: carve}\n" +
@@ -202,7 +199,6 @@ func TestThePoolsFlagAndDamageAreSeenBeforeItIsActivated(t *testing.T) {
 	must.Succeed(t, p.stop())
 	table := byHand(t, "dmsetup", "table", "carve-carve--pool_tmeta")
 	lvmByHand(t, "vgchange", "--activate", "n", n.group)
-	// edit changes the pool's metadata while they are inactive.
 	edit := func(change func(f *os.File)) {
 		t.Helper()
 		byHand(t, "dmsetup", "create", "edited", "--table", strings.TrimSpace(table))

@@ -15,14 +15,12 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// lineage is one run of a scenario with snapshots and clones, on a daemon that may crash. The
-// source "v" holds a pattern in four extents.
+// The source "v" of a lineage holds a pattern in four extents.
 type lineage struct {
 	*daemon
 	ctx    context.Context
 	source string
-	// volumes and snapshots are acknowledged, by name; gone names those whose deletion was
-	// requested.
+	// gone names those whose deletion was requested.
 	volumes   map[string]*lvmdv1.Volume
 	snapshots map[string]*lvmdv1.Snapshot
 	gone      map[string]bool
@@ -101,7 +99,6 @@ var lineages = []struct {
 	}},
 }
 
-// Each crash point of each lineage is tried, and then points of the next lvmd's recovery.
 func TestKilledWhileVolumesAreMadeOfOthersNothingIsLostOrLeaked(t *testing.T) {
 	for _, s := range lineages {
 		t.Run(s.name, func(t *testing.T) {
@@ -206,7 +203,6 @@ func (l *lineage) check(t *testing.T, m *machine) {
 		if l.volumes[r.GetName()] != nil || l.gone[r.GetName()] {
 			continue
 		}
-		// A retry completes what was not acknowledged.
 		waittest.Until(t, "a retry succeeds", func() bool {
 			resp, err := d.client.CreateVolume(t.Context(), r)
 			if err == nil {

@@ -22,7 +22,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// mountBeside mounts a volume whose file system may share its UUID with a mounted one.
+// The file system may share its UUID with a mounted one.
 func mountBeside(t *testing.T, v *lvmdv1.Volume) (dir string, unmount func()) {
 	t.Helper()
 	if v.GetFsType() != "xfs" {
@@ -73,7 +73,6 @@ func TestASnapshotOfAMountedFileSystemIsRestoredAndOutlivesItsSource(t *testing.
 			if r.GetSizeBytes() != 400<<20 || c.GetSizeBytes() != 320<<20 {
 				t.Errorf("volumes %v, %v", r, c)
 			}
-			// All are mounted at once.
 			restored, unmountRestored := mountBeside(t, r)
 			cloned, unmountCloned := mountBeside(t, c)
 			if got := contents(t, restored) + " " + contents(t, cloned) + " " + contents(t, dir); got != "before after after" {
@@ -109,8 +108,8 @@ func TestASnapshotOfAMountedFileSystemIsRestoredAndOutlivesItsSource(t *testing.
 	}
 }
 
-// slowCopy starts an lvmd that copies 8 MiB a second. It returns the free space before, a raw
-// volume of 64 MiB, and a request for a copy.
+// slowCopy copies 8 MiB a second. It returns the free space before, a raw volume of 64 MiB, and
+// a request for a copy.
 func slowCopy(t *testing.T) (p *process, all int64, v *lvmdv1.Volume, ask *lvmdv1.CreateVolumeRequest) {
 	t.Helper()
 	n := newNode(t)

@@ -53,7 +53,6 @@ func (d *daemon) deleteSnapshot(id string) {
 	}
 }
 
-// from adds a snapshot or volume as the source.
 func from(r *lvmdv1.CreateVolumeRequest, id string) *lvmdv1.CreateVolumeRequest {
 	r.Source = &lvmdv1.VolumeSource{VolumeId: id}
 	if strings.HasPrefix(id, "cs") {
@@ -109,7 +108,6 @@ func TestASnapshotKeepsWhatItsVolumeHeldAndIsRestoredWithOneCommand(t *testing.T
 	if n := m.fake.Commands(lvmfake.OpSnapshot); n != 2 {
 		t.Errorf("%d snapshots were taken of LVM", n)
 	}
-	// A larger one ends in zeroes.
 	large := d.create(from(request("large", 6), s.GetId()))
 	if large.GetSizeBytes() != 6*testExtent {
 		t.Errorf("volume %v", large)
@@ -120,7 +118,6 @@ func TestASnapshotKeepsWhatItsVolumeHeldAndIsRestoredWithOneCommand(t *testing.T
 	}
 	d.checkModel()
 
-	// Sources go first.
 	d.delete(v.GetId())
 	d.deleteSnapshot(s.GetId())
 	waittest.Until(t, "they are gone", d.isIdle)
@@ -174,7 +171,6 @@ func TestSnapshotsAreNoVolumesAndListInPages(t *testing.T) {
 		t.Errorf("%d pages, %d snapshots were left out", pages, len(want))
 	}
 	d.delete(v.GetId())
-	// They survive a restart, a reboot and the loss of the journal.
 	d.stop()
 	m.fake.Deactivate()
 	activations := m.fake.Commands(lvmfake.OpActivate)
@@ -314,7 +310,6 @@ func TestACopyOfAVolumeThatIsWrittenToMeanwhileFails(t *testing.T) {
 			if got := d.list(); len(got) != 1 || got[0].GetId() != source {
 				t.Errorf("there are %v, want the source only", got)
 			}
-			// Without writes, the copy succeeds.
 			written = false
 			made = must.Get(d.client.CreateVolume(t.Context(), from(request("c", 8), source)))(t)
 			d.shows(made.GetVolume().GetId(), 8, 0x44)
@@ -362,7 +357,6 @@ func TestACopyGoesOnWithoutItsCallerAndIsCancelledByADeletion(t *testing.T) {
 	if err != nil || got.GetVolume().GetState() != lvmdv1.VolumeState_VOLUME_STATE_CREATING {
 		t.Errorf("%v, error %v", got, err)
 	}
-	// Its source can be neither deleted nor expanded.
 	_, err = d.client.DeleteVolume(t.Context(), &lvmdv1.DeleteVolumeRequest{Id: v.GetId()})
 	wantCode(t, err, codes.Aborted, "OPERATION_PENDING")
 	_, err = d.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 9 * testExtent})
@@ -435,7 +429,7 @@ func TestACopyWhoseJournalIsLostIsUndone(t *testing.T) {
 	waittest.Until(t, "what was copied is gone", func() bool { return d.available() == testTotal-4 && d.isIdle() })
 	c := d.create(from(request("c", 4), v.GetId()))
 	d.shows(c.GetId(), 4, 0x55)
-	// A finished one is not.
+	// A finished copy outlives the journal.
 	d.kill()
 	m.loseJournal(t)
 	d = m.start(t)
@@ -444,7 +438,6 @@ func TestACopyWhoseJournalIsLostIsUndone(t *testing.T) {
 	}
 }
 
-// copies counts copied chunks, and ends lvmd after stopAfter.
 type copies struct {
 	chunks, stopAfter int
 	stopped           chan struct{}
@@ -486,8 +479,8 @@ func TestAnInterruptedCopyGoesOnIfItsSourceIsWhatItWas(t *testing.T) {
 		end       func(*daemon)
 		oldKernel bool
 		meanwhile func(t *testing.T, m *machine, source string)
-		// again means that all is copied again, to another volume; otherwise rest is the number of
-		// extents copied after the restart.
+		// again means that everything is copied again, to another volume; rest counts the extents
+		// copied after the restart.
 		again bool
 		rest  int
 		holds byte

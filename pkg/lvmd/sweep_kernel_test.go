@@ -17,11 +17,9 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// machineDisks must be blank when a test begins.
 var machineDisks = []string{"/dev/vdb", "/dev/vdc", "/dev/pmem0"}
 
-// takeAway cleans up at the test's end. If f fails, it sweeps the machine so that the devices
-// below can be removed, too.
+// takeAway sweeps the machine if f fails, so that the devices below can be removed, too.
 func takeAway(t testing.TB, f func()) {
 	t.Helper()
 	t.Cleanup(func() {
@@ -37,8 +35,8 @@ func takeAway(t testing.TB, f func()) {
 	})
 }
 
-// sweep removes an earlier test's leftovers in any state, so that they do not fail the tests
-// that follow. It logs them: the earlier test failed, or vmtest reports it.
+// sweep keeps an earlier test's leftovers from failing later tests. It logs them: the earlier
+// test failed, or vmtest reports it.
 func sweep(t testing.TB) {
 	t.Helper()
 	b := broom{t: t}
@@ -82,7 +80,6 @@ func (b *broom) run(name string, args ...string) string {
 	}
 }
 
-// endProcesses ends LVM commands that outlived their lvmd.
 func (b *broom) endProcesses() {
 	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, file := range lines {
@@ -100,8 +97,8 @@ func (b *broom) endProcesses() {
 	}
 }
 
-// logicalVolumes returns the names of LVM's devices, including those without a table, which no
-// other list has. The latest comes first: a device is later than those it lies on.
+// logicalVolumes includes devices without a table, which no other list has. The latest comes
+// first: a device is later than those it lies on.
 func (b *broom) logicalVolumes(selection ...string) []string {
 	args := append([]string{"info", "--columns", "--noheadings", "--sort", "-minor", "--separator", " ", "-o", "name,uuid"}, selection...)
 	var names []string

@@ -32,8 +32,7 @@ func asKubelet(t *testing.T, v *lvmdv1.Volume) (loop string) {
 	return loop
 }
 
-// forge writes a group with the node's group name and UUID, and a higher sequence number, to a
-// device.
+// forge writes a group with the node's group name and UUID, and a higher sequence number.
 func (n *node) forge(device, uuid string) {
 	n.t.Helper()
 	const draft = "draft"
@@ -54,7 +53,6 @@ func (n *node) forge(device, uuid string) {
 	}
 }
 
-// The forged group is on a disk of the machine, such as one that several nodes share.
 func TestTheGroupsUUIDOnADiskThatIsNotTheNodesIsRefused(t *testing.T) {
 	n := newNode(t)
 	p := n.start()
@@ -272,7 +270,6 @@ func TestVolumesThatAreAllGoneFromTheMetadataComeBackWithIt(t *testing.T) {
 	p.kill()
 }
 
-// The change happens while lvmd is stopped.
 func TestAGroupWithoutItsOnlyVolumeAndWithANewDiskIsRefused(t *testing.T) {
 	n := newNode(t)
 	p := n.start()

@@ -17,9 +17,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// After each random call, write, reboot or kill, the reports must be true: acknowledged volumes
-// exist with their contents, none shows another's data, the maximum fits and one extent more
-// does not, and the inventory matches a fresh scan.
 func TestAnySequenceOfThinCallsKeepsItsInvariants(t *testing.T) {
 	fewHistories(t)
 	rapid.Check(t, func(r *rapid.T) {
@@ -71,8 +68,8 @@ func (h *thinHistory) pick(r *rapid.T, of map[string]*thinVolume) string {
 	return rapid.SampledFrom(slices.Sorted(maps.Keys(of))).Draw(r, "name")
 }
 
-// finished waits until lvmd is idle and knows the pool's use, and returns the free space, which
-// it compares with the definition.
+// finished also waits until the pool's use is known, and compares the free space with the
+// definition.
 func (h *thinHistory) finished(r *rapid.T) int64 {
 	h.daemon.t = h.t
 	waittest.Until(h.t, "nothing is under way", h.daemon.isIdle)
@@ -208,7 +205,6 @@ func (h *thinHistory) restart(r *rapid.T) {
 	h.daemon = h.machine.start(h.t)
 }
 
-// maximum compares the reported maximum with the real one.
 func (h *thinHistory) maximum(r *rapid.T) {
 	free := h.finished(r)
 	if _, err := h.daemon.client.CreateVolume(h.t.Context(), request("maximum", free+1)); status.Code(err) != codes.ResourceExhausted {
@@ -224,7 +220,6 @@ func (h *thinHistory) maximum(r *rapid.T) {
 	h.daemon.delete(resp.GetVolume().GetId())
 }
 
-// check compares the reports and the disk with the acknowledgements.
 func (h *thinHistory) check(r *rapid.T) {
 	h.daemon.t = h.t
 	listed := map[string]*lvmdv1.Volume{}

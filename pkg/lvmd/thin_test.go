@@ -70,7 +70,6 @@ func TestAPoolOfAPercentageTakesThatWithItsMetadata(t *testing.T) {
 	}
 }
 
-// The node's other classes work, and the pool appears once its obstacle is gone.
 func TestAPoolThatCannotBeIsAConditionOfItsClass(t *testing.T) {
 	for _, c := range []struct {
 		name, settings string

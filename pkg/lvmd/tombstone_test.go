@@ -23,7 +23,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// pause blocks lvmd at a crash point.
 type pause struct {
 	// left counts down to the point; zero means never.
 	left    atomic.Int32
@@ -54,8 +53,8 @@ func startPaused(t *testing.T, m *machine, adjust ...func(*daemon, *Options)) (*
 	})...), p
 }
 
-// hold begins an operation and returns the point, counted by number, at which it blocks it, or
-// "" if the operation ended before. The result arrives after goOn is closed.
+// hold returns the point at which it blocks the operation, counted by number, or "" if the
+// operation ended before. The result arrives after goOn is closed.
 func (p *pause) hold(number int, operation func() error) (place string, result <-chan error) {
 	p.left.Store(int32(number))
 	ended := make(chan error, 1)
@@ -72,8 +71,7 @@ func (p *pause) hold(number int, operation func() error) (place string, result <
 	return place, ended
 }
 
-// wantTombstone kills lvmd. It fails the test unless the journal has the deleted volume as a
-// tombstone, if at all, and the next lvmd, which it returns, lacks the volume.
+// wantTombstone kills lvmd. The next lvmd, which it returns, must lack the volume.
 func (p *pause) wantTombstone(d *daemon, what, id string) *daemon {
 	d.t.Helper()
 	d.kill()
@@ -94,7 +92,6 @@ func (p *pause) wantTombstone(d *daemon, what, id string) *daemon {
 	return next
 }
 
-// A deletion is held at each of its points while the volume is requested.
 func TestACreationBesideADeletionOverwritesNoTombstone(t *testing.T) {
 	r := fsRequest("a", 4, "ext4")
 	for name, c := range map[string]struct {
@@ -164,7 +161,6 @@ func TestACreationBesideADeletionOverwritesNoTombstone(t *testing.T) {
 	}
 }
 
-// A creation whose caller has gone is held at each of its points while the volume is deleted.
 func TestADeletionBesideACreationIsNotOverwritten(t *testing.T) {
 	plain := func(r *lvmdv1.CreateVolumeRequest) func(*daemon) *lvmdv1.CreateVolumeRequest {
 		return func(*daemon) *lvmdv1.CreateVolumeRequest { return r }

@@ -40,7 +40,6 @@ func (d *daemon) inspect(name string) inventory.Inspection {
 	return inventory.Inspection{}
 }
 
-// withoutFileSystem is a machine that lost its journal and a volume's file system in a crash.
 func withoutFileSystem(t *testing.T, r *lvmdv1.CreateVolumeRequest) (m *machine, id string) {
 	t.Helper()
 	m = newMachine(t)
@@ -91,7 +90,6 @@ func TestAnUnfinishedVolumeIsDeleted(t *testing.T) {
 	d.checkClean()
 }
 
-// A creation of the same name must not take a volume from its deletion.
 func TestAVolumeThatIsBeingDeletedIsNotCreated(t *testing.T) {
 	r := fsRequest("a", 4, "ext4")
 	m, id := withoutFileSystem(t, r)

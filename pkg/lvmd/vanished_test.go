@@ -12,7 +12,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// Only an administrator's removal counts, not other reasons for its absence.
 func TestTheOnlyVolumeOfAGroupIsGoneWhenAnAdministratorRemovedIt(t *testing.T) {
 	for name, test := range map[string]struct {
 		// change follows the removal; known is the sequence number from before.

@@ -54,7 +54,6 @@ func TestLvmdDoesNotStartWithTheJournalOfALaterVersion(t *testing.T) {
 	if now := must.Get(os.ReadFile(filepath.Join(m.state, "journal.db")))(t); !bytes.Equal(before, now) || m.fake.Commands(lvmfake.OpScan) != commands {
 		t.Error("the journal was changed, or LVM asked")
 	}
-	// The version that wrote it continues.
 	m.setFormat(t, "1")
 	d = m.start(t)
 	if got := d.list(); len(got) != 1 || got[0].GetId() != kept.GetId() {
@@ -64,7 +63,6 @@ func TestLvmdDoesNotStartWithTheJournalOfALaterVersion(t *testing.T) {
 	d.checkClean()
 }
 
-// Each journaled state of a volume, and none, is tried with a later version's marker.
 func TestAVolumeOfALaterVersionIsLeftAlone(t *testing.T) {
 	const later = "carve.v2"
 	for _, c := range []struct {
@@ -127,7 +125,6 @@ func TestAVolumeOfALaterVersionIsLeftAlone(t *testing.T) {
 			if free := d.available(); free != testTotal-10 {
 				t.Errorf("%d extents are free, want %d", free, testTotal-10)
 			}
-			// Everything else works, also after another start.
 			d.delete(d.create(request("more", 2)).GetId())
 			d.stop()
 			d = m.start(t)
@@ -136,7 +133,6 @@ func TestAVolumeOfALaterVersionIsLeftAlone(t *testing.T) {
 			if blocks, pattern, err := m.fake.Traces(testGroup, id); err != nil || blocks != int(8*testExtent/4096) || pattern != 0x5a {
 				t.Errorf("it holds %d blocks of %#x, error %v", blocks, pattern, err)
 			}
-			// The volume's own version resumes with the record.
 			must.Succeed(t, m.fake.Retag(t.Context(), testGroup, id, []string{later}, []string{spec.TagMarker}))
 			d = m.start(t)
 			switch got := d.list(); {

@@ -17,7 +17,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// mirror is a watcher's copy of the state.
 type mirror struct {
 	epoch      string
 	generation uint64
@@ -27,7 +26,6 @@ type mirror struct {
 	resumed bool
 }
 
-// take applies a message and fails the test if it breaks the contract.
 func (m *mirror) take(t *testing.T, r *lvmdv1.WatchResponse) {
 	t.Helper()
 	if m.volumes == nil || r.GetFull() {
@@ -102,7 +100,6 @@ func TestASlowReaderGetsWhatIsNowNotWhatWas(t *testing.T) {
 	var m mirror
 	<-w.Wake()
 	m.take(t, w.Next())
-	// The watcher does not read during this.
 	kept := d.create(request("kept", 2))
 	for i := range 10 {
 		d.delete(d.create(request(fmt.Sprintf("gone-%d", i), 1)).GetId())

@@ -20,14 +20,12 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// A wipe ends in every possible way before the next generation gets the space.
 func TestNothingShowsWhateverHappensToAWipe(t *testing.T) {
 	n := newNode(t)
 	n.config = "- {name: local, default: true, volumeGroup: carve, wipe: zero}\n"
 	p := n.start()
 	all := p.available()
 	const size = 80 << 20 // a chunk and a quarter
-	// killed deletes a volume and kills lvmd after one chunk.
 	killed := func(v *lvmdv1.Volume) {
 		t.Helper()
 		p.kill()
@@ -99,7 +97,6 @@ func TestAWipeThatWasKilledGoesOnWhereTheJournalSays(t *testing.T) {
 
 const chunkWiped = "delete: chunk wiped"
 
-// crashesDeleting deletes a volume and expects a crash at chunkWiped.
 func (n *node) crashesDeleting(p *process, v *lvmdv1.Volume) {
 	n.t.Helper()
 	// lvmd may end before it answers.

@@ -64,8 +64,6 @@ func TestAWipeThatWasKilledGoesOnWhereTheJournalSays(t *testing.T) {
 	d.traces(all.GetId())
 }
 
-// Raw volumes are created, filled, grown and deleted at random while lvmd stops, is killed or
-// loses its journal, and an administrator adds and removes volumes.
 func TestNoGenerationSeesAnEarlierOne(t *testing.T) {
 	for seed := range uint64(4) {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {

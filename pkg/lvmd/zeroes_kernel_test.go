@@ -25,7 +25,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// meddledWith lets another program act once between lvmd's last look at the group and the
+// meddledWith lets another program act once, between lvmd's last look at the group and the
 // command that grows a volume.
 type meddledWith struct {
 	lvm.Groups

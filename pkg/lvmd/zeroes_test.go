@@ -96,7 +96,6 @@ func TestARawVolumeShowsNothingOfWhatWasThereBefore(t *testing.T) {
 			d.kill()
 			os.RemoveAll(filepath.Join(m.state, "journal.db"))
 			d = m.start(t)
-			// It is a volume again, with its contents intact.
 			d.delete(v.GetId())
 			waittest.Until(t, "it is gone", func() bool { return d.available() == testTotal })
 			return d
@@ -114,7 +113,6 @@ func TestARawVolumeShowsNothingOfWhatWasThereBefore(t *testing.T) {
 	}
 }
 
-// uses fills the disk with a volume of a class, and deletes the volume.
 func (d *daemon) uses(m *machine, class string) {
 	d.t.Helper()
 	r := request("user", testTotal)
@@ -167,8 +165,6 @@ func TestARawVolumeGrowsIntoZeroesWhereAnotherProgramHasWritten(t *testing.T) {
 	d.traces(v.GetId())
 }
 
-// The disk is used and freed between lvmd's last look at the group and the command that grows
-// the volume.
 func TestARawVolumeDoesNotGrowIntoWhatAnotherProgramHadInBetween(t *testing.T) {
 	for name, wiped := range map[string]bool{"what was wiped": true, "what is zeroed for it": false} {
 		t.Run(name, func(t *testing.T) {
@@ -290,8 +286,7 @@ func TestWhatWasWipedIsNotClearedAgain(t *testing.T) {
 	}
 }
 
-// meddler moves a wiped volume once lvmd has read its mapping, and writes and removes another
-// volume in its former place.
+// meddler moves a wiped volume once lvmd has read its mapping, and reuses its former place.
 type meddler struct {
 	lvm.Groups
 	d     *daemon
@@ -312,8 +307,7 @@ func (f *meddler) Mapping(group, volume string) ([]lvm.Segment, error) {
 	return pieces, err
 }
 
-// moveAway moves a volume of half the group, and writes and removes another in its former
-// place.
+// moveAway moves a volume of half the group, and reuses its former place.
 func (m *machine) moveAway(t *testing.T, volume string) {
 	if err := m.fake.Move(testGroup, volume); err != nil {
 		t.Error(err)
