@@ -15,9 +15,8 @@ import (
 	"github.com/carve-csi/carve/pkg/iolimit"
 )
 
-// attributes returns the limits of the claim's VolumeAttributesClass, which count in place of
-// the StorageClass'; those of the StorageClass where the claim names none. The class is read
-// from the API server: few claims have one. Errors are as those of find.
+// attributes returns the limits of the claim's VolumeAttributesClass, which override the
+// StorageClass'. It asks the API server, as few claims have one. Errors are as in find.
 func (s sources) attributes(ctx context.Context, claim *v1.PersistentVolumeClaim, r spec.Request) (iolimit.Limits, error) {
 	if r.AttributesClass == "" {
 		return r.IOLimits, nil
@@ -38,8 +37,8 @@ func (s sources) attributes(ctx context.Context, claim *v1.PersistentVolumeClaim
 	return spec.AttributesOf(class)
 }
 
-// matchLimits gives a volume the limits that are asked for, if it was made before with others:
-// the class changed since, or the node's lvmd is of a version that knows none.
+// matchLimits corrects the limits of a volume made earlier: the class changed since, or the
+// node's lvmd predates limits.
 func (p *Provisioner) matchLimits(ctx context.Context, node string, vol *lvmdv1.Volume, want iolimit.Limits) error {
 	if iolimit.FromProto(vol.GetIoLimits()) == want {
 		return nil

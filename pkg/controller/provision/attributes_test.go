@@ -14,8 +14,8 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/spec"
 )
 
-// An API server before Kubernetes 1.34 keeps the class of a claim where its administrator has turned
-// the beta on, and serves the classes in another version than the one that is used.
+// Before Kubernetes 1.34 an API server with the beta enabled keeps the class of a claim, but
+// serves the classes in another version.
 func TestAClaimSaysWhyItsVolumeAttributesClassIsMissing(t *testing.T) {
 	for name, test := range map[string]struct {
 		served []metav1.APIResource

@@ -12,9 +12,8 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/objects"
 )
 
-// finish looks after a claim whose PersistentVolume exists, once the PV controller has bound it.
-// Only the PV controller can: it calls a claim Lost that is bound to a volume which it has not seen
-// yet, and what it has seen, no other component can know.
+// finish waits until the PV controller has bound the claim. Binding it here is no option: the
+// PV controller marks a claim Lost if it is bound to a volume that it has not seen yet.
 func (p *Provisioner) finish(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) error {
 	if !objects.BelongsTo(pv, claim) || pv.DeletionTimestamp != nil ||
 		claim.Spec.VolumeName != pv.Name || claim.Status.Phase != v1.ClaimBound || !metav1.HasAnnotation(claim.ObjectMeta, volume.AnnBindCompleted) {
@@ -31,11 +30,9 @@ func (p *Provisioner) finish(ctx context.Context, a *attempt, claim *v1.Persiste
 	return nil
 }
 
-// persistentVolumes reads and writes those of claims.
 type persistentVolumes struct{ *cluster.Cluster }
 
-// find returns the claim's PersistentVolume, if there is one yet: the cached one, or for a while
-// the one that we wrote.
+// find returns the cached PersistentVolume, or for cacheLag the one just written, or nil.
 func (v persistentVolumes) find(name string, w *written) *v1.PersistentVolume {
 	if pv, err := v.VolumeLister.Get(name); err == nil {
 		return pv

@@ -23,18 +23,16 @@ import (
 	"github.com/carve-csi/carve/pkg/fleet"
 )
 
-// createTimeout bounds one create on a node: lvcreate and mkfs, behind the
-// creates of a whole burst. Giving up is dear, because the node then undoes
-// what it began, and it is not how a lost node is noticed: that is the
-// uplink's keepalive, and lvmd bounds each command that it runs.
+// createTimeout bounds lvcreate and mkfs behind a burst of creates. It is long because on a
+// timeout the node undoes its work. The uplink's keepalive detects lost nodes, and lvmd bounds
+// each command.
 const createTimeout = 5 * time.Minute
 
-// slowCreate is how long a create takes before an Event says that it is under way.
+// slowCreate is the age at which an Event reports a create.
 const slowCreate = 5 * time.Second
 
-// create makes the volume on a connected node and the PersistentVolume for it. The node is in
-// flight from before the create is sent until a PersistentVolume names the volume, or the node
-// said no.
+// create makes the volume on a connected node, and its PersistentVolume. The node is in flight
+// from before the request until a PersistentVolume names the volume or the node rejects.
 func (p *Provisioner) create(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass, r spec.Request, node string) (time.Duration, error) {
 	timeout := cmp.Or(p.CreateTimeout, createTimeout)
 	if r.From != nil {
@@ -58,7 +56,7 @@ func (p *Provisioner) create(ctx context.Context, a *attempt, claim *v1.Persiste
 		a.inFlight.end(node)
 	}
 	if err != nil {
-		// The node is not to blame for a copy, which can fail for its source.
+		// A copy can fail for its source: do not blame the node.
 		if fault, _ := cluster.NodeFault(err); fault && ctx.Err() == nil && r.From == nil && a.failures.blame(node) {
 			p.CountFailure(p.Available, node, r.DeviceClass, began, err)
 		}
@@ -79,7 +77,8 @@ func (p *Provisioner) create(ctx context.Context, a *attempt, claim *v1.Persiste
 	}
 	pv, err := p.volumes.create(ctx, NewPersistentVolume(claim, class, node, vol, p.Identity), claim)
 	if err != nil {
-		// Once is a hiccup, or our own end: the next leader finds the volume.
+		// Report from the second failure on: the first may be transient, or our shutdown,
+		// after which the next leader finds the volume.
 		if a.failures.unsaved++; a.failures.unsaved > 1 && ctx.Err() == nil {
 			p.warn(a, claim, fmt.Sprintf("volume was made on node %s, its PersistentVolume could not be, trying on: %v", node, err))
 		}
@@ -87,8 +86,8 @@ func (p *Provisioner) create(ctx context.Context, a *attempt, claim *v1.Persiste
 	}
 	a.failures.unsaved = 0
 	if holder, ok := objects.NodeOf(pv); !ok || holder != node {
-		// One for another node was there already. It counts; the volume that
-		// was just made stays in flight, and is removed once the claim is bound.
+		// A PersistentVolume for another node exists and wins. The new volume stays in flight
+		// and is removed once the claim is bound.
 		a.written.pv, a.written.at = pv, p.Now()
 		return 0, p.finish(ctx, a, claim, pv)
 	}
@@ -103,9 +102,8 @@ func (p *Provisioner) create(ctx context.Context, a *attempt, claim *v1.Persiste
 	return 0, p.finish(ctx, a, claim, pv)
 }
 
-// reportSlow sends the Event Provisioning if the create takes long, and returns what to call
-// once it is answered. A create that is quick and succeeds has no Events: each would be a write
-// for every volume, and would say what the claim's phase says.
+// reportSlow sends the Event Provisioning if the create takes long; call answered when it
+// ends. Quick successes get no Event, which would be one more write for every volume.
 func (p *Provisioner) reportSlow(a *attempt, claim *v1.PersistentVolumeClaim, node string) (answered func()) {
 	if a.reportedNode == node {
 		return func() {}
@@ -121,7 +119,6 @@ func (p *Provisioner) reportSlow(a *attempt, claim *v1.PersistentVolumeClaim, no
 	}
 }
 
-// createFailed carries out what decideAnswer chooses after a node's answer.
 func (p *Provisioner) createFailed(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass, r spec.Request, s answer) (time.Duration, error) {
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
@@ -169,7 +166,8 @@ func (p *Provisioner) createFailed(ctx context.Context, a *attempt, claim *v1.Pe
 	return time.Millisecond, nil
 }
 
-// undo removes what a node may have made, and reports whether the volume can be made elsewhere.
+// undo reports whether the node removed what it may have made, so that another one can be
+// asked.
 func (p *Provisioner) undo(ctx context.Context, a *attempt, node string) bool {
 	err := p.removeByName(ctx, node, a.name)
 	if err != nil {
@@ -178,7 +176,6 @@ func (p *Provisioner) undo(ctx context.Context, a *attempt, node string) bool {
 	return err == nil
 }
 
-// unanswered says that a node did not answer.
 func unanswered(node string, cause error) string {
 	if fleet.Reason(cause) != "" {
 		return cluster.Refusal(node, cause) + "; asking it again"
@@ -186,8 +183,7 @@ func unanswered(node string, cause error) string {
 	return fmt.Sprintf("the connection to node %s broke, or it took too long, while it made the volume; asking it again (%s)", node, cluster.Words(cause))
 }
 
-// create writes pv, or returns the one that exists for the
-// same claim.
+// create writes pv, or returns the claim's existing PersistentVolume.
 func (v persistentVolumes) create(ctx context.Context, pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim) (*v1.PersistentVolume, error) {
 	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
 	defer cancel()
@@ -211,9 +207,8 @@ func (v persistentVolumes) create(ctx context.Context, pv *v1.PersistentVolume, 
 	return existing, nil
 }
 
-// removeElsewhere removes what may have been made for the claim on nodes other than
-// keep, so that no node but keep can hold its volume. It does nothing where a
-// PersistentVolume exists, and fails while a node cannot be asked.
+// removeElsewhere removes the claim's volume from all suspects but keep. It fails if a
+// PersistentVolume exists, or while a suspect cannot be asked.
 func (p *Provisioner) removeElsewhere(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, keep string) error {
 	nodes := p.suspects(a, keep)
 	if len(nodes) == 0 {
@@ -238,8 +233,6 @@ func (p *Provisioner) removeElsewhere(ctx context.Context, a *attempt, claim *v1
 	return nil
 }
 
-// removeStrays removes what may have been made for the claim on nodes other
-// than the one that its PersistentVolume names.
 func (p *Provisioner) removeStrays(ctx context.Context, a *attempt, pv *v1.PersistentVolume) error {
 	keep, ok := objects.NodeOf(pv)
 	if !ok {
@@ -255,7 +248,6 @@ func (p *Provisioner) removeStrays(ctx context.Context, a *attempt, pv *v1.Persi
 	return nil
 }
 
-// suspects are the nodes other than keep that may hold the claim's volume.
 func (p *Provisioner) suspects(a *attempt, keep string) []string {
 	nodes := append(slices.Sorted(maps.Keys(a.inFlight.nodes)), p.Fleet.Holders(a.name)...)
 	slices.Sort(nodes)
@@ -275,8 +267,7 @@ func (v persistentVolumes) exists(ctx context.Context, name string) (bool, error
 	return true, nil
 }
 
-// removeByName removes a volume from a node; one that is gone holds nothing. What
-// should come back with it, the audit finds.
+// removeByName succeeds for a node that is gone: if it returns, the audit finds the volume.
 func (p *Provisioner) removeByName(ctx context.Context, node, name string) error {
 	deleteCtx, cancel := context.WithTimeout(ctx, cluster.DeleteTimeout)
 	defer cancel()
@@ -296,9 +287,8 @@ func (p *Provisioner) removeByName(ctx context.Context, node, name string) error
 	return err
 }
 
-// reschedule asks for another node: late binding by removing the selected node, so
-// that the scheduler chooses again; immediate binding by trying another node. A claim of a Pod
-// that is on the node already can be nowhere else.
+// reschedule removes the selected node, so that the scheduler chooses again; for immediate
+// binding it tries another node. A claim whose Pod is on the node already must stay.
 func (p *Provisioner) reschedule(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, node string, why error) error {
 	if p.PlacedOn(claim) == node {
 		a.unreachableSince, a.shortageSince, a.failures.leaving = time.Time{}, time.Time{}, nil
@@ -326,9 +316,8 @@ func (p *Provisioner) reschedule(ctx context.Context, a *attempt, claim *v1.Pers
 	return nil
 }
 
-// removeSelectedNode removes the annotation if it still names the node. The
-// tests in the patch make it exact: nothing else that happened to the claim
-// since is in the way, and a newer selection is never lost.
+// removeSelectedNode removes the annotation if it still names the node. The tests in the patch
+// ignore other changes and never lose a newer selection.
 func (p *Provisioner) removeSelectedNode(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, node string) error {
 	const path = "/metadata/annotations/volume.kubernetes.io~1selected-node"
 	patch, err := json.Marshal([]map[string]any{

@@ -18,100 +18,89 @@ import (
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
 
-// claimState is what decide is given: a claim, and all that the next action depends on,
-// as it was read at one time. provisioner.observe fills it.
+// claimState is a consistent reading of everything that decide depends on.
 type claimState struct {
 	now time.Time
-	// claim is nil for one that does not exist any more. stale says that the cache still
-	// shows it as it was before it was rescheduled.
+	// claim is nil if it no longer exists. stale: the cache still shows it as before its
+	// rescheduling.
 	claim *v1.PersistentVolumeClaim
 	stale bool
-	// volume is the name that the claim's volume has, and its PersistentVolume, which is
-	// nil until it exists.
+	// pv is nil until it exists.
 	volume string
 	pv     *v1.PersistentVolume
-	// class is nil where the claim's StorageClass is not one of this driver.
-	class *storagev1.StorageClass
-	// request is what the claim asks for, invalid why it cannot be provisioned.
+	// class is nil if the StorageClass is not of this driver.
+	class   *storagev1.StorageClass
 	request spec.Request
 	invalid error
-	// waited is for how long the claim has been known.
+	// waited is the time since the claim was first seen.
 	waited time.Duration
-	// source says why request.from was not found, for a claim that has a data source.
+	// source says why request.From was not found.
 	source error
-	// attributes says why the limits of its VolumeAttributesClass are not known.
+	// attributes says why the limits of the VolumeAttributesClass are unknown.
 	attributes error
-	// unsatisfiable says why no node can ever take a claim that has no node.
+	// unsatisfiable says why no node can ever take a claim without a node.
 	unsatisfiable error
-	// placedOn is the node of a Pod that is there already and waits for a claim that has no node.
+	// placedOn is the node of a Pod that is placed already, for a claim without a node.
 	placedOn string
-	// target is the node on which the volume is to be made.
-	target target
-	// suspects are the other nodes that may hold a volume of the claim.
+	target   target
+	// suspects are the other nodes that may hold the claim's volume.
 	suspects []string
 }
 
-// target is what is known of the node on which a claim's volume is to be made.
 type target struct {
-	// name is empty where no node was selected yet.
+	// name is empty if no node is selected.
 	name string
-	// view is what the node reports; nil while it is not connected. Then gone says that
-	// its Node object is deleted or out of service, and unreachable for how long it has
-	// been without uplink.
+	// view is nil while the node is not connected: then gone means that its Node object is
+	// deleted or out of service, and unreachable is the time without an uplink.
 	view        *fleet.View
 	gone        bool
 	unreachable time.Duration
-	// object is nil where the cache has no Node object.
+	// object is nil if the cache has no Node object.
 	object *v1.Node
-	// mayHold says that the node may have made the volume already.
+	// mayHold: an earlier create may have made the volume there. Set for unconnected nodes
+	// only.
 	mayHold bool
-	// awaitsPod says that the claim's Pod is not seen yet.
+	// awaitsPod: the claim's Pod is not seen yet.
 	awaitsPod bool
-	// leaving says why the claim is to be rescheduled from the node, shortage why the claims
-	// of its Pod do not fit there together. Either may be nil.
+	// leaving and shortage are reasons to reschedule, or nil.
 	leaving  error
 	shortage *shortage
 }
 
-// shortage is that the claims of a Pod do not fit on a node together.
 type shortage struct {
 	why error
-	// reserve are the reservations that make the node seem as small as it is for them.
+	// reserve lowers the node's capacity, so that the scheduler cannot select it for these
+	// claims.
 	reserve []scheduler.Reservation
 }
 
-// verb is what is to be done for a claim.
 type verb int
 
 const (
-	// wait does nothing until an event, or until action.again has passed. A reason is
-	// reported by an Event.
+	// wait reports a reason, if any, by an Event.
 	wait verb = iota
-	// abandon removes what may have been made for the claim, and forgets it.
+	// abandon removes the claim's volume and forgets the claim.
 	abandon
-	// finish looks after a claim whose PersistentVolume exists.
+	// finish handles a claim whose PersistentVolume exists.
 	finish
-	// reject reports a claim that cannot be provisioned as it is.
 	reject
-	// retry fails with the reason, for another attempt soon.
+	// retry returns the reason as an error, for backoff.
 	retry
-	// place selects a node for a claim that binds immediately, and decides again.
+	// place selects a node for immediate binding; then decide runs again.
 	place
-	// selectSourceNode selects the node of the claim's data source.
+	// selectSourceNode selects the data source's node.
 	selectSourceNode
-	// selectPlaced selects the node of a Pod that is there already.
+	// selectPlaced selects the node of a Pod that is placed already.
 	selectPlaced
-	// clearSuspects removes the volume from the suspects, and decides again.
+	// clearSuspects removes the volume from the suspects; then decide runs again.
 	clearSuspects
-	// reschedule asks the scheduler for another node.
 	reschedule
-	// rescheduleLowered does so once the node's lowered capacity can be seen.
+	// rescheduleLowered reschedules once the node's lowered capacity can be seen.
 	rescheduleLowered
-	// create asks the node for the volume.
 	create
 )
 
-// reservationChange is what an action does to the claim's reservation before all else.
+// reservationChange precedes all else in an action.
 type reservationChange int
 
 const (
@@ -120,28 +109,26 @@ const (
 	dropReservation
 )
 
-// action is what decide has chosen.
 type action struct {
 	do verb
-	// node is what the action is about, where that is a node.
+	// node is empty for actions without one.
 	node string
 	// why is for the user, or the error of a retry.
 	why error
-	// again is when to decide again without an event; zero for never.
+	// again is the time to the next decision without an event; zero means never.
 	again time.Duration
-	// reservation is done first. releaseSource then ends the protection of the source.
+	// Done in this order.
 	reservation   reservationChange
 	releaseSource bool
-	// gone says that node cannot hold a volume any more.
+	// gone means that node can no longer hold a volume.
 	gone bool
-	// rejected counts why as a rejection, where it is reported.
+	// rejected counts a reported reason as a rejection.
 	rejected bool
-	// reserve are reservations to make before the claim is rescheduled.
+	// reserve is reserved before the claim is rescheduled.
 	reserve []scheduler.Reservation
 }
 
-// decide chooses what to do next for a claim. It is a pure function: it reads nothing but
-// the state and changes nothing. docs/explanation/claims.md draws what it decides.
+// decide chooses the next action. It is pure; docs/explanation/claims.md draws it.
 func decide(s claimState) action {
 	switch claim := s.claim; {
 	case claim == nil:
@@ -171,7 +158,6 @@ func decide(s claimState) action {
 	return decideImmediate(s)
 }
 
-// decideDelayed is decide for a claim that the scheduler selects a node for.
 func decideDelayed(s claimState) action {
 	if len(s.suspects) > 0 {
 		return action{do: clearSuspects, node: s.target.name}
@@ -192,7 +178,6 @@ func decideDelayed(s claimState) action {
 	return decideSelected(s)
 }
 
-// decideSelected is decide for a claim whose selected node is connected.
 func decideSelected(s claimState) action {
 	on := s.target
 	out := action{do: reschedule, node: on.name, reservation: renewReservation}
@@ -203,7 +188,7 @@ func decideSelected(s claimState) action {
 	case !hasClass:
 		out.why = noSuchClass(s.class, s.request.DeviceClass, on.view)
 	case on.object != nil && !spec.AllowedBy(s.class.AllowedTopologies, on.object):
-		// The scheduler keeps to it, but other programs select nodes, too.
+		// The scheduler respects them, but other programs select nodes, too.
 		out.why = &spec.InvalidError{Field: "metadata.annotations[" + volume.AnnSelectedNode + "]", Given: "node " + on.name,
 			Allowed: fmt.Sprintf("nodes that StorageClass %s allows (allowedTopologies)", s.class.Name)}
 	case on.awaitsPod:
@@ -216,9 +201,8 @@ func decideSelected(s claimState) action {
 	return out
 }
 
-// decideUnreachable is decide for a claim whose selected node is not connected: it waits,
-// and is rescheduled in the end, unless the node may hold a volume that no other
-// component knows of.
+// decideUnreachable waits for an unconnected node and reschedules in the end, unless the node
+// may hold a volume that only it knows.
 func decideUnreachable(on target) action {
 	out := action{do: reschedule, node: on.name, reservation: renewReservation}
 	left := RescheduleUnreachable - on.unreachable
@@ -236,9 +220,8 @@ func decideUnreachable(on target) action {
 	return out
 }
 
-// decideImmediate is decide for a claim that binds without waiting for a Pod. As with the
-// upstream provisioner, the PV controller speaks first: it looks for a volume that exists,
-// and asks for a new one by annotation.
+// decideImmediate waits for the PV controller, as the upstream provisioner does: it first
+// looks for an existing volume, then asks for a new one by annotation.
 func decideImmediate(s claimState) action {
 	asked := s.claim.Annotations
 	switch {
@@ -252,8 +235,7 @@ func decideImmediate(s claimState) action {
 	return decideCreate(s)
 }
 
-// decideClone is decide for a claim that is made of another volume. Where that one is, is
-// where the claim's volume will be, whatever node the scheduler has selected.
+// decideClone puts the volume on the source's node, whatever node the scheduler selected.
 func decideClone(s claimState) action {
 	from := s.request.From
 	if from == nil {
@@ -273,8 +255,8 @@ func decideClone(s claimState) action {
 	return decideCreate(s)
 }
 
-// decideNotReady waits for a data source or a VolumeAttributesClass that is not there yet, and
-// rejects what can never be.
+// decideNotReady waits for a missing data source or VolumeAttributesClass, and rejects invalid
+// ones.
 func decideNotReady(s claimState, why error) action {
 	var invalid *spec.InvalidError
 	if errors.As(why, &invalid) {
@@ -287,14 +269,13 @@ func decideNotReady(s claimState, why error) action {
 	case !errors.As(why, &missing):
 		out.do, out.why = retry, why
 	case left > 0:
-		out.again = min(left, lookForSoon) // what comes together need not be in order
+		out.again = min(left, lookForSoon) // objects applied together may arrive in any order
 	default:
 		out.again, out.why = lookForSource, why
 	}
 	return out
 }
 
-// decideSourceUnreachable waits for the node of a data source to connect.
 func decideSourceUnreachable(on target, from *spec.Origin) action {
 	left := RescheduleUnreachable - on.unreachable
 	switch {
@@ -309,7 +290,7 @@ func decideSourceUnreachable(on target, from *spec.Origin) action {
 		why: fmt.Errorf("node %s, which holds %s, is not connected to the carve controller; waiting for it: %s", on.name, from.What, cluster.NotConnectedAdvice)}
 }
 
-// decideCreate asks the node, unless the file system cannot be on its medium.
+// decideCreate rejects a file system that cannot be on the node's medium.
 func decideCreate(s claimState) action {
 	if s.target.view != nil && s.request.Mode == lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM {
 		if on, ok := s.target.view.Class(s.request.DeviceClass); ok {
@@ -321,57 +302,56 @@ func decideCreate(s claimState) action {
 	return action{do: create, node: s.target.name, reservation: renewReservation}
 }
 
-// answer is what decideAnswer is given: a node's failure to create a claim's volume, and all that
-// the next action depends on.
+// answer is a node's failure to create a volume, with everything that decideAnswer depends on.
 type answer struct {
 	node  string
 	cause error
-	// wrong says that the node answered with another volume, or with another volume's id.
+	// wrong: the node answered with another volume, or with another volume's id.
 	wrong bool
 	// class is the name of the StorageClass.
 	class string
-	// cloned says that the claim has a data source: its volume can be on no other node.
+	// cloned: the claim has a data source, so no other node can have its volume.
 	cloned bool
-	// selected says that the claim names the node.
+	// selected: the claim names the node.
 	selected bool
-	// mayHold says that the node may hold the volume, by an earlier create where this one was not sent.
+	// mayHold: an earlier create may have made the volume, even if this one was not sent.
 	mayHold bool
-	// undone says that the node removed what it may have made.
+	// undone: the node removed what it may have made.
 	undone bool
-	// noneLeft says that no other node can take the claim.
+	// noneLeft: no other node can take the claim.
 	noneLeft bool
-	// unanswered and internal are the claim's failures before, as in failures.
+	// Counts before this failure, as in failures.
 	unanswered, internal int
 }
 
-// isUnknown reports whether the node may have made the volume nevertheless.
+// isUnknown reports whether the node may have made the volume.
 func (s answer) isUnknown() bool { return !s.wrong && fleet.MayHaveHappened(s.cause) }
 
-// mustUndo reports whether the node is to remove what it may have made, so that the volume can be
-// made elsewhere: LVM's commands were killed there again and again. LVM may answer other commands
-// there: lvmd offers the volume group on then.
+// mustUndo reports whether the node must remove the volume so that another one can be asked:
+// LVM commands repeatedly timed out there. Removal may succeed, as lvmd keeps the volume group
+// in service.
 func (s answer) mustUndo() bool {
 	return s.isUnknown() && fleet.Reason(s.cause) == names.ReasonCommandTimedOut && !s.cloned && s.unanswered+1 >= cluster.FailuresToHold
 }
 
 func (s answer) cannotFormat() bool { return fleet.Reason(s.cause) == names.ReasonFormatRefused }
 
-// answerAction is what decideAnswer has chosen. Its verb is retry, reschedule, rescheduleLowered,
-// clearSuspects, or wait, which decides again at once.
+// answerAction uses the verbs retry, reschedule, rescheduleLowered, clearSuspects, and wait,
+// which decides again at once.
 type answerAction struct {
 	action
-	// says is a warning for the user, if not empty.
+	// says is a warning for the user, or empty.
 	says string
-	// refused says that the node could not make the claim's file system.
+	// refused: the node could not make the file system.
 	refused bool
-	// unanswered and internal are the claim's failures from now on.
+	// Counts after this failure.
 	unanswered, internal int
 }
 
-// elsewhereReasons are those of a node that cannot make a volume which another may make.
+// elsewhereReasons say nothing about other nodes.
 var elsewhereReasons = []string{names.ReasonNoSpace, names.ReasonClassNotFound, names.ReasonDeviceMissing, names.ReasonNotResponding, names.ReasonCommandTimedOut}
 
-// decideAnswer chooses what to do after a node did not create a claim's volume. It is as pure as decide.
+// decideAnswer chooses what follows a failed create. It is pure.
 func decideAnswer(s answer) answerAction {
 	const askingAgain = "; asking it again"
 	reason, refusal := fleet.Reason(s.cause), cluster.Refusal(s.node, s.cause)
@@ -379,11 +359,11 @@ func decideAnswer(s answer) answerAction {
 	switch {
 	case s.wrong && s.cloned:
 		out.says = s.cause.Error()
-	case s.wrong: // Asked again, it would answer so again. What it may have made is removed as a stray.
+	case s.wrong: // It would answer the same again. Its volume is removed as a stray.
 		return decideElsewhere(s, s.cause)
 	case s.isUnknown() && !s.undone:
 		out.unanswered = s.unanswered + 1
-		if out.unanswered > 1 { // Of a hiccup nothing is left when the next attempt succeeds.
+		if out.unanswered > 1 { // the first may be transient
 			out.says = unanswered(s.node, s.cause)
 		}
 	case fleet.IsNotConnected(s.cause):
@@ -391,8 +371,8 @@ func decideAnswer(s answer) answerAction {
 	case fleet.NotSent(s.cause) && s.mayHold:
 		out.says = refusal + askingAgain
 	case reason == names.ReasonRequestDiffers:
-		// Made for this claim under other parameters (the class was replaced), and no
-		// PersistentVolume names it.
+		// Made for this claim under other parameters (the class was replaced), without a
+		// PersistentVolume.
 		out.do, out.why = clearSuspects, nil
 	case s.cloned:
 		out.gone, out.releaseSource, out.says = true, true, refusal+sourceAdvice[reason]+askingAgain
@@ -415,9 +395,9 @@ func decideAnswer(s answer) answerAction {
 	return out
 }
 
-// decideElsewhere leaves a node that does not have the volume. If the node is to blame, the scheduler
-// must see first that it is held back. A refused file system counts against the claim alone: another node
-// may have other disks.
+// decideElsewhere leaves a node without the volume. If the node is at fault, the scheduler
+// must see first that it is held back. A refused file system counts against the claim alone:
+// other nodes may have other disks.
 func decideElsewhere(s answer, why error) answerAction {
 	out := answerAction{action: action{do: reschedule, node: s.node, why: why, gone: true}, refused: s.cannotFormat()}
 	if fault, _ := cluster.NodeFault(s.cause); s.selected && (fault || out.refused) {

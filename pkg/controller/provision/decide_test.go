@@ -24,7 +24,6 @@ import (
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
 
-// connectedView is a node that is connected and has the device class local.
 func connectedView(change func(*lvmdv1.DeviceClass)) *fleet.View {
 	class := &lvmdv1.DeviceClass{Name: "local", Default: true}
 	if change != nil {
@@ -34,8 +33,6 @@ func connectedView(change func(*lvmdv1.DeviceClass)) *fleet.View {
 		Volumes: map[string]*lvmdv1.Volume{"vol": {Id: "vol", DeviceClass: "local", FsType: "ext4"}}}
 }
 
-// selectedState is a claim that binds late, and that is to be made on n1, which is
-// connected: nothing keeps it from being created there.
 func selectedState(t *testing.T) claimState {
 	t.Helper()
 	mode, carve := storagev1.VolumeBindingWaitForFirstConsumer, "carve"
@@ -58,12 +55,10 @@ func selectedState(t *testing.T) claimState {
 	return s
 }
 
-// unselected is a claim without a node.
 func unselected(s *claimState) {
 	s.claim.Annotations, s.target = nil, target{}
 }
 
-// away is a selected node without uplink.
 func away(s *claimState) { s.target.view = nil }
 
 func immediately(s *claimState) {
@@ -216,7 +211,6 @@ func equalActions(a, b action) bool {
 		a.releaseSource == b.releaseSource && a.gone == b.gone && a.rejected == b.rejected
 }
 
-// refused is an error as lvmd answers with.
 func refused(code codes.Code, reason string) error {
 	s, _ := status.New(code, "why").WithDetails(&errdetails.ErrorInfo{Domain: names.ErrorDomain, Reason: reason})
 	return s.Err()

@@ -10,13 +10,13 @@ const (
 	resultFailed      = "failed"      // an attempt failed and will be repeated
 )
 
-// Metrics are the metrics of claims.
+// Metrics counts and times the provisioning of claims.
 type Metrics struct {
 	claims       *prometheus.CounterVec
 	boundSeconds prometheus.Histogram
 }
 
-// NewMetrics registers them.
+// NewMetrics registers the metrics of claims.
 func NewMetrics(registerer prometheus.Registerer) *Metrics {
 	const ns, sub = "carve", "controller"
 	buckets := []float64{.05, .1, .2, .4, .6, .8, 1, 1.5, 2, 3, 5, 10, 20, 60}

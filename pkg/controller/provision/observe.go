@@ -12,18 +12,16 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/spec"
 )
 
-// pass is how far one call of provisioner.sync has come.
+// pass is the progress of one call of sync.
 type pass struct {
-	// placed is the node that was selected for a claim that binds immediately.
+	// placed is the node selected for immediate binding.
 	placed string
-	// cleared says that the suspects were asked: a report that still names the volume there
-	// is an old one.
+	// cleared: the suspects were asked, so a report that still names the volume there is old.
 	cleared bool
 }
 
-// observe reads what decide needs. It changes nothing but what the attempt remembers of
-// what was seen, and notes that the claim waits for a node that is not connected. An error
-// is one of the API server.
+// observe reads the state for decide. It only updates the attempt's memory of what was seen,
+// and queues the claim for a node that is not connected. Errors are the API server's.
 func (p *Provisioner) observe(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, now pass) (claimState, error) {
 	s := claimState{now: p.Now(), claim: claim, volume: a.name}
 	s.pv = p.volumes.find(a.name, &a.written)
@@ -87,7 +85,6 @@ func (p *Provisioner) observe(ctx context.Context, a *attempt, claim *v1.Persist
 	return s, nil
 }
 
-// observeTarget reads what is known of the node on which the volume is to be made.
 func (p *Provisioner) observeTarget(ctx context.Context, a *attempt, s *claimState, name string) error {
 	s.target.name = name
 	if view, ok := p.Fleet.View(name); ok && view.Connected {

@@ -19,17 +19,17 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/spec"
 )
 
-// IdentityKey is the volume attribute by which the upstream provisioner
-// says which process made a volume.
+// IdentityKey is the volume attribute for the provisioning process, as in the upstream
+// provisioner.
 const IdentityKey = "storage.kubernetes.io/csiProvisionerIdentity"
 
-// NewIdentity names this run of the process, as the upstream provisioner does.
+// NewIdentity names this process run in the upstream format.
 func NewIdentity(now time.Time) string {
 	return fmt.Sprintf("%d-%d-%s", now.UnixMilli(), rand.IntN(10000), names.Driver)
 }
 
-// NewPersistentVolume describes a volume that exists on a node to Kubernetes:
-// pre-bound to the claim, and pinned to that node, unless it may move.
+// NewPersistentVolume describes an existing volume: pre-bound to the claim, and pinned to the
+// node unless it may move.
 func NewPersistentVolume(claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass, node string, vol *lvmdv1.Volume, identity string) *v1.PersistentVolume {
 	reclaim := v1.PersistentVolumeReclaimDelete // the API's default for StorageClasses
 	if class.ReclaimPolicy != nil {
@@ -73,7 +73,7 @@ func NewPersistentVolume(claim *v1.PersistentVolumeClaim, class *storagev1.Stora
 	if note := cluster.GroupOf(vol); note.Known() {
 		pv.Annotations[names.AnnotationVolumeGroup] = note.String()
 	}
-	// That it can be found is certain since the claim was accepted.
+	// Cannot fail: ParseClaim has checked it.
 	pv.Spec.CSI.NodeStageSecretRef, _ = spec.StageSecret(class, claim)
 	if reclaim == v1.PersistentVolumeReclaimDelete {
 		pv.Finalizers = []string{cluster.Finalizer}

@@ -18,11 +18,10 @@ import (
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
 
-// fullMemory is how long a node that had too little free space is passed over.
+// fullMemory is the time for which place avoids a node without enough free space.
 const fullMemory = 10 * time.Second
 
-// place selects a node for a claim that binds immediately, and reserves there: one claim
-// at a time, since the next one of a burst is to see what this one takes.
+// place selects and reserves under a lock: the next claim of a burst must see the reservation.
 func (p *Provisioner) place(a *attempt, claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass, r spec.Request) (string, error) {
 	_, selected := p.attempts.get(a.uid)
 	p.placing.Lock()
@@ -42,15 +41,13 @@ func (p *Provisioner) place(a *attempt, claim *v1.PersistentVolumeClaim, class *
 	return "", err
 }
 
-// placer knows what fits on which node.
 type placer struct {
 	*cluster.Cluster
 	ledger *scheduler.Ledger
 }
 
-// choose picks a node: one that may hold the volume already, the one chosen
-// before, or else the best by policy of those that the class allows. Of a cluster that is nearly full,
-// it looks at the nodes that have space.
+// choose prefers a node that may hold the volume, then the one chosen before, then the best by
+// policy. In a nearly full cluster it looks only at nodes with enough free space.
 func (l placer) choose(a *attempt, selected selection, class *storagev1.StorageClass, r spec.Request) string {
 	preferred := []string{selected.node}
 	preferred = append(append(l.Fleet.Holders(a.name), slices.Sorted(maps.Keys(a.inFlight.nodes))...), preferred...)
@@ -68,7 +65,7 @@ func (l placer) choose(a *attempt, selected selection, class *storagev1.StorageC
 	return ""
 }
 
-// passOver reports whether a node is not to be chosen, whatever is free there, and counts why.
+// passOver ignores free space; it counts the reasons.
 func (l placer) passOver(passed *passedOver, a *attempt, class *storagev1.StorageClass, c scheduler.Candidate) bool {
 	view, ok := l.Fleet.View(c.Node)
 	node, err := l.NodeLister.Get(c.Node)
@@ -89,7 +86,7 @@ func (l placer) passOver(passed *passedOver, a *attempt, class *storagev1.Storag
 	return true
 }
 
-// explain returns why there is no node for a claim. It looks at all nodes, which choose does not.
+// explain looks at all nodes, unlike choose.
 func (l placer) explain(a *attempt, selected selection, class *storagev1.StorageClass, r spec.Request) error {
 	if l.Now().Sub(selected.began) >= WarnAfter {
 		if err := l.unsatisfiable(class, r); err != nil {
@@ -106,7 +103,7 @@ func (l placer) explain(a *attempt, selected selection, class *storagev1.Storage
 	return passed.explain(class, r)
 }
 
-// noneLeft reports whether a claim of the StorageClass can be on no node but last and those tried before.
+// noneLeft reports whether only last and tried nodes can take claims of the StorageClass.
 func (l placer) noneLeft(tried map[string]bool, last string, class *storagev1.StorageClass, r spec.Request) bool {
 	for _, view := range l.Fleet.Views() {
 		if _, has := view.Class(r.DeviceClass); !has || !view.Connected || tried[view.Node] || view.Node == last {
@@ -120,10 +117,9 @@ func (l placer) noneLeft(tried map[string]bool, last string, class *storagev1.St
 	return true
 }
 
-// passedOver counts why nodes that have the device class were not chosen.
 type passedOver struct {
 	away, forbidden, cordoned, held, full int
-	largest                               int64 // that could be made on any that is just too full
+	largest                               int64 // volume size that a node passed over as full still has
 }
 
 func (o passedOver) explain(class *storagev1.StorageClass, r spec.Request) error {
@@ -133,8 +129,8 @@ func (o passedOver) explain(class *storagev1.StorageClass, r spec.Request) error
 		o.away, o.forbidden, o.cordoned, o.held, o.full, quantity.Bytes(o.largest))
 }
 
-// unsatisfiable returns why no node that ever connected can take the claim, even if
-// it were empty, or nil. A controller that just started knows no node yet.
+// unsatisfiable returns the reason why no known node could take the claim even if empty, or
+// nil. After a start no node is known.
 func (l placer) unsatisfiable(class *storagev1.StorageClass, r spec.Request) error {
 	var largest int64
 	var found, reported bool
@@ -164,7 +160,6 @@ func (l placer) unsatisfiable(class *storagev1.StorageClass, r spec.Request) err
 	return nil
 }
 
-// noSuchClass says that a node does not have a StorageClass's device class.
 func noSuchClass(class *storagev1.StorageClass, deviceClass string, view *fleet.View) error {
 	given := fmt.Sprintf("%q, which node %s does not have,", deviceClass, view.Node)
 	if deviceClass == "" {

@@ -20,7 +20,6 @@ import (
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
 
-// looks counts how often nodes are looked at.
 type looks struct {
 	corelisters.NodeLister
 	times int
@@ -46,7 +45,7 @@ func TestANodeIsChosenAmongThoseWithSpace(t *testing.T) {
 		ledger.Report(fmt.Sprint("node-", i), scheduler.NodeReport{Classes: []scheduler.ClassReport{{Name: "local", Default: true, Total: 1 << 30, Available: free, MaximumVolume: free}}})
 	}
 	l, r, class := placer{c, ledger}, spec.Request{Bytes: 1 << 29}, &storagev1.StorageClass{}
-	// None of them is connected, so that each that could be chosen is looked at.
+	// None of them is connected, so choose looks at every candidate.
 	if got := l.choose(&attempt{}, selection{}, class, r); got != "" || at.times != 5 {
 		t.Errorf("100 nodes, 95 of which are full: want none of 5 chosen, got %q of %d", got, at.times)
 	}

@@ -17,34 +17,29 @@ import (
 )
 
 const (
-	// CloneFinalizer keeps a claim while clones of it are being made. The name
-	// is the upstream provisioner's.
+	// CloneFinalizer keeps a claim while it is cloned. The upstream provisioner uses the same
+	// name.
 	CloneFinalizer = "provisioner.storage.kubernetes.io/cloning-protection"
-	// protectAgain is the pause before a protected claim is looked at again
-	// whose clones have not been looked at yet.
+	// protectAgain polls a protected claim some of whose clones the provisioner has not seen
+	// yet.
 	protectAgain = 2 * time.Second
 )
 
-// IsProtected reports whether a claim has the finalizer that keeps it while it is cloned.
 func IsProtected(claim *v1.PersistentVolumeClaim) bool {
 	return slices.Contains(claim.Finalizers, CloneFinalizer)
 }
 
-// protector keeps the finalizer on claims that are being cloned. It remembers
-// the clones that need it; after a restart a finalizer stays until every
-// clone of that claim has been looked at by the provisioner, and so either
-// needs it again or does not.
+// protector keeps the finalizer on claims that are being cloned. After a restart the finalizer
+// stays until the provisioner has seen every clone of the claim.
 type protector struct {
 	*cluster.Cluster
 	loop *workloop.Loop[string] // by namespace/name
-	// unseen reports whether the provisioner is yet to look at a clone of the
-	// source.
+	// unseen reports whether the provisioner has yet to see a clone of the source.
 	unseen func(source string) bool
 
-	// mu is held while the API server is called: its calls are in order.
+	// mu is held during calls of the API server, to order them.
 	mu sync.Mutex
-	// clones are the UIDs of the claims that are made of a source, by the
-	// source's key (namespace/name).
+	// clones are UIDs of clones by source (namespace/name).
 	clones map[string]map[string]struct{}
 }
 
@@ -59,7 +54,7 @@ func newProtector(c *cluster.Cluster, unseen func(string) bool) *protector {
 	return g
 }
 
-// protect protects a source for a clone, before the clone is begun.
+// protect must precede the clone.
 func (g *protector) protect(ctx context.Context, source *v1.PersistentVolumeClaim, clone string) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -74,7 +69,6 @@ func (g *protector) protect(ctx context.Context, source *v1.PersistentVolumeClai
 	return nil
 }
 
-// unprotect notes that a clone needs the protection of its source no more.
 func (g *protector) unprotect(source, clone string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -85,7 +79,7 @@ func (g *protector) unprotect(source, clone string) {
 	}
 }
 
-// run works until ctx is done. The caches must have synced.
+// run needs synced caches.
 func (g *protector) run(ctx context.Context) error {
 	stop, err := cluster.Watch(cluster.OnChange(g.Claims, func(claim *v1.PersistentVolumeClaim) {
 		if IsProtected(claim) {
@@ -100,7 +94,6 @@ func (g *protector) run(ctx context.Context) error {
 	return nil
 }
 
-// sync removes the finalizer from a source that is not being cloned.
 func (g *protector) sync(ctx context.Context, source string) (again time.Duration, err error) {
 	claim := g.ClaimAt(source)
 	if claim == nil || !IsProtected(claim) {
@@ -117,7 +110,6 @@ func (g *protector) sync(ctx context.Context, source string) (again time.Duratio
 	return 0, g.setFinalizer(ctx, claim, false)
 }
 
-// setFinalizer adds or removes the finalizer.
 func (g *protector) setFinalizer(ctx context.Context, claim *v1.PersistentVolumeClaim, wanted bool) error {
 	_, err := cluster.Apply(ctx, g.Client.CoreV1().PersistentVolumeClaims(claim.Namespace), claim, cluster.SameObject,
 		cluster.WithFinalizer[*v1.PersistentVolumeClaim](CloneFinalizer, wanted))
@@ -127,7 +119,6 @@ func (g *protector) setFinalizer(ctx context.Context, claim *v1.PersistentVolume
 	return nil
 }
 
-// protectSource protects the source of a claim that is about to be made of it.
 func (p *Provisioner) protectSource(ctx context.Context, a *attempt, from *spec.Origin) error {
 	if from.Claim == nil || a.protects != "" {
 		p.attempts.sawSource(a.uid)
@@ -141,7 +132,7 @@ func (p *Provisioner) protectSource(ctx context.Context, a *attempt, from *spec.
 	return nil
 }
 
-// unprotectSource ends the protection. It is called for claims without a source, too.
+// unprotectSource also serves claims without a source.
 func (p *Provisioner) unprotectSource(a *attempt) {
 	p.attempts.sawSource(a.uid)
 	if a.protects != "" {
@@ -150,8 +141,8 @@ func (p *Provisioner) unprotectSource(a *attempt) {
 	}
 }
 
-// unseen reports whether a clone of a source may be under way from an earlier run, without the
-// provisioner having got around to it.
+// unseen reports whether an earlier process run may have started a clone that no worker has
+// seen yet.
 func (p *Provisioner) unseen(source string) bool {
 	for _, clone := range p.ClonesOf(source) {
 		if _, ours := p.OurClass(volume.GetPersistentVolumeClaimClass(clone)); !ours || clone.Spec.VolumeName != "" {

@@ -23,26 +23,24 @@ import (
 )
 
 const (
-	// provisionWorkers is how many claims are worked on at once, beside those that wait
-	// for a node. A worker mostly waits for the API server.
+	// A worker mostly waits for the API server; those that wait for a node do not count.
 	provisionWorkers = 128
-	// Pauses between attempts at one claim that failed.
+	// Backoff of one claim.
 	retryMin = 200 * time.Millisecond
 	retryMax = 30 * time.Second
-	// RescheduleUnreachable is how long a selected node may be without an uplink
-	// before the claim is rescheduled.
+	// RescheduleUnreachable is the time without an uplink after which a claim leaves its
+	// selected node.
 	RescheduleUnreachable = 30 * time.Second
-	// WarnAfter is how long a claim must have waited before we say that no
-	// node can ever take it: nodes may just be connecting.
+	// WarnAfter is the age at which a claim is reported as unsatisfiable: nodes may still be
+	// connecting.
 	WarnAfter = 10 * time.Second
-	// warnEvery is how often a warning about a claim that cannot be
-	// provisioned is repeated. Events are kept for an hour.
+	// Events are kept for an hour.
 	warnEvery = 5 * time.Minute
-	// cacheLag is how long what we wrote may take to show up in our cache.
+	// cacheLag bounds the delay of our own writes in our cache.
 	cacheLag = 30 * time.Second
 )
 
-// Provisioner makes volumes for claims.
+// Provisioner creates volumes for claims.
 type Provisioner struct {
 	*cluster.Cluster
 	Options
@@ -57,37 +55,35 @@ type Provisioner struct {
 	placing      sync.Mutex // serialises immediate binding's choices; taken before all others
 }
 
-// Options say how claims are provisioned. All but Snapshots, Parallel, SlowCreate,
-// CreateTimeout and PodLag are required.
+// Options configure a Provisioner. All but Snapshots, Parallel, SlowCreate, CreateTimeout and
+// PodLag are required.
 type Options struct {
-	// Snapshots talks to the API server about snapshots, nil for none of them.
+	// Snapshots may be nil: then claims cannot restore snapshots.
 	Snapshots snapshotclient.Interface
-	// Ledger has the free space and the reservations, Available what is held back.
+	// Ledger has the free space and the reservations, Available the nodes held back.
 	Ledger    *scheduler.Ledger
 	Available *cluster.Availability
-	// FreeChanged is called with a node on which a reservation was made or released, and
-	// CapacityShown reports whether the published capacity of a node is what it should be.
+	// FreeChanged is called with each node whose reservations changed. CapacityShown reports
+	// whether the API server shows the node's current capacity.
 	FreeChanged   func(node string)
 	CapacityShown func(ctx context.Context, node string) bool
-	// IDs knows which volume has which id.
-	IDs *cluster.IDs
-	// Identity names this run of the process in PersistentVolumes.
+	IDs           *cluster.IDs
+	// Identity names this process run in PersistentVolumes.
 	Identity string
-	// Parallel is how many claims are worked on at once, beside those that wait for a node;
+	// Parallel limits the claims worked on at once, not counting those that wait for a node;
 	// zero means 128.
 	Parallel int
-	// SlowCreate is how long a create takes before an Event says that it is under way; zero
-	// means 5 s.
+	// SlowCreate delays the Event about a create under way; zero means 5 s.
 	SlowCreate time.Duration
-	// CreateTimeout bounds one create that copies nothing; zero means 5 min.
+	// CreateTimeout bounds a create that copies nothing; zero means 5 min.
 	CreateTimeout time.Duration
-	// PodLag is for how long a claim whose node is selected waits for its Pod to be seen; zero
-	// means 1 s, and a negative one that it does not wait.
+	// PodLag bounds the wait for the Pod of a claim with a selected node; zero means 1 s,
+	// negative no wait.
 	PodLag  time.Duration
 	Metrics *Metrics
 }
 
-// New makes a provisioner. Run runs it.
+// New returns a Provisioner for Run.
 func New(c *cluster.Cluster, o Options) *Provisioner {
 	p := &Provisioner{
 		Cluster: c, Options: o, attempts: newAttempts(), reservations: reservations{c, o.Ledger, o.FreeChanged},
@@ -136,12 +132,12 @@ func (p *Provisioner) Idle() bool {
 	return len(p.attempts.byUID) == 0
 }
 
-// Add has a claim worked on, which is given by its UID.
+// Add queues the claim with the given UID.
 func (p *Provisioner) Add(uid string) { p.loop.Add(uid) }
 
-// attemptOf returns the attempt at a claim that is in the queue. Where there is none, it was
-// forgotten after a change of the claim was noted, and before this: then the change begins
-// another attempt, or what was reserved for the claim is released.
+// attemptOf returns the attempt at a queued claim. A worker may have forgotten it after a
+// change queued the claim: then the change starts another attempt, or the reservation is
+// released.
 func (p *Provisioner) attemptOf(uid string, claim *v1.PersistentVolumeClaim) *attempt {
 	if a, _ := p.attempts.get(uid); a != nil {
 		return a
@@ -154,16 +150,15 @@ func (p *Provisioner) attemptOf(uid string, claim *v1.PersistentVolumeClaim) *at
 	return a
 }
 
-// NodeChanged looks again at the claims that wait for the node: it connected, or
-// is gone.
+// NodeChanged queues the claims that wait for the node: it connected, or is gone.
 func (p *Provisioner) NodeChanged(node string) {
 	for _, uid := range p.waiting.Take(node) {
 		p.loop.Add(uid)
 	}
 }
 
-// DeriveReservations reserves for every claim that selected a node already, and takes its
-// create for in flight there. It is called once, before capacity is published and before Run.
+// DeriveReservations reserves for claims that have selected a node already, and treats their
+// creates as in flight. Call it once, before capacity is published and before Run.
 func (p *Provisioner) DeriveReservations() {
 	for _, claim := range p.AllClaims() {
 		if p.noteSelection(claim) {
@@ -173,10 +168,9 @@ func (p *Provisioner) DeriveReservations() {
 	}
 }
 
-// adoptInFlight notes that the node which a claim selected may hold its volume: an earlier
-// leader may have sent it the create, and have ended before the answer came. Where the node is
-// connected, and still the selected one, this changes nothing: it is asked for the volume as
-// any other node is.
+// adoptInFlight records that the selected node may hold the volume: an earlier leader may have
+// sent the create and ended before the answer. While that node is connected and selected, this
+// changes nothing: it is asked for the volume like any other.
 func (p *Provisioner) adoptInFlight(claim *v1.PersistentVolumeClaim) {
 	class, ours := p.OurClass(volume.GetPersistentVolumeClaimClass(claim))
 	if !ours || claim.Spec.VolumeName != "" || spec.ForPopulator(claim) || provisionedByOthers(claim) {
@@ -190,7 +184,6 @@ func (p *Provisioner) adoptInFlight(claim *v1.PersistentVolumeClaim) {
 	}
 }
 
-// provisionedByOthers reports whether another provisioner was asked to serve a claim.
 func provisionedByOthers(claim *v1.PersistentVolumeClaim) bool {
 	by := claim.Annotations[volume.AnnStorageProvisioner]
 	return by != "" && by != names.Driver
@@ -202,8 +195,7 @@ func (p *Provisioner) allChanged() {
 	}
 }
 
-// claimChanged runs in the informer's goroutine: the reservation is made here
-// and now, however busy the workers are.
+// claimChanged reserves in the informer's goroutine, however busy the workers are.
 func (p *Provisioner) claimChanged(claim *v1.PersistentVolumeClaim) {
 	if p.noteSelection(claim) {
 		p.loop.Add(string(claim.UID))
@@ -213,7 +205,7 @@ func (p *Provisioner) claimChanged(claim *v1.PersistentVolumeClaim) {
 	}
 }
 
-// podChanged looks at the claims without a volume of a Pod that has its node already.
+// podChanged covers Pods that name their node without the scheduler.
 func (p *Provisioner) podChanged(pod *v1.Pod) {
 	if !cluster.IsPlaced(pod) {
 		return
@@ -232,8 +224,8 @@ func (p *Provisioner) claimDeleted(claim *v1.PersistentVolumeClaim) {
 	}
 }
 
-// noteSelection keeps the claim's reservation in step with the node it selected,
-// and reports whether the claim needs work.
+// noteSelection matches the reservation to the selected node and reports whether the claim
+// needs work.
 func (p *Provisioner) noteSelection(claim *v1.PersistentVolumeClaim) bool {
 	uid := string(claim.UID)
 	class, ours := p.OurClass(volume.GetPersistentVolumeClaimClass(claim))
@@ -261,9 +253,8 @@ func (p *Provisioner) noteSelection(claim *v1.PersistentVolumeClaim) bool {
 	return true
 }
 
-// sync takes a claim one step further: it reads the state, decides, and acts. It returns
-// when to look again without an event (0 means never), or an error to be retried with
-// backoff.
+// sync returns the time to the next pass without an event (0 means never), or an error to
+// retry with backoff.
 func (p *Provisioner) sync(ctx context.Context, uid string) (again time.Duration, err error) {
 	claim := p.Claim(uid)
 	a := p.attemptOf(uid, claim)
@@ -292,7 +283,7 @@ func (p *Provisioner) sync(ctx context.Context, uid string) (again time.Duration
 	}
 }
 
-// perform does what was decided. It returns as sync does.
+// perform returns as sync does.
 func (p *Provisioner) perform(ctx context.Context, a *attempt, s claimState, act action) (time.Duration, error) {
 	p.prepare(a, s, act)
 	switch act.do {
@@ -326,8 +317,6 @@ func (p *Provisioner) perform(ctx context.Context, a *attempt, s claimState, act
 	return act.again, nil
 }
 
-// prepare does what an action needs first: reservations, and what is known of the node
-// and the source.
 func (p *Provisioner) prepare(a *attempt, s claimState, act action) {
 	switch act.reservation {
 	case renewReservation:
@@ -348,9 +337,8 @@ func (p *Provisioner) prepare(a *attempt, s claimState, act action) {
 	p.reservations.add(act.reserve...)
 }
 
-// abandon ends the work on a claim that is gone, going, or bound elsewhere:
-// what may have been made for it is removed, unless a PersistentVolume names
-// it, which the deleter then handles.
+// abandon ends the work on a claim that is gone, going, or bound elsewhere. It removes the
+// volume, unless a PersistentVolume names it: then the deleter does.
 func (p *Provisioner) abandon(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim) error {
 	if pv := p.volumes.find(a.name, &a.written); pv == nil && !a.wasBound {
 		if err := p.removeElsewhere(ctx, a, claim, ""); err != nil {
@@ -365,7 +353,7 @@ func (p *Provisioner) abandon(ctx context.Context, a *attempt, claim *v1.Persist
 	return nil
 }
 
-// Busy reports whether a claim is being worked on.
+// Busy reports whether an attempt at the claim exists.
 func (p *Provisioner) Busy(uid string) bool {
 	a, _ := p.attempts.get(uid)
 	return a != nil
@@ -377,8 +365,7 @@ func (p *Provisioner) forget(a *attempt) {
 	p.attempts.forget(a.uid)
 }
 
-// reject reports a claim that cannot be provisioned as it is. A change of the
-// claim or of its class is what brings it back.
+// reject reports a claim that only a change of the claim or its class can make valid.
 func (p *Provisioner) reject(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, why error) (time.Duration, error) {
 	p.reservations.release(a.uid)
 	if err := p.removeElsewhere(ctx, a, claim, ""); err != nil {
@@ -391,8 +378,7 @@ func (p *Provisioner) reject(ctx context.Context, a *attempt, claim *v1.Persiste
 	return warnEvery, nil
 }
 
-// warn sends a warning Event about a claim, but the same one not again
-// before warnEvery has passed.
+// warn repeats the same Event only after warnEvery; it reports whether it sent one.
 func (p *Provisioner) warn(a *attempt, claim *v1.PersistentVolumeClaim, message string) bool {
 	now := p.Now()
 	if a.warning.message == message && now.Sub(a.warning.at) < warnEvery {
@@ -403,6 +389,4 @@ func (p *Provisioner) warn(a *attempt, claim *v1.PersistentVolumeClaim, message 
 	return true
 }
 
-// errVolumeAppeared says that a PersistentVolume exists which the cache does
-// not have yet.
 var errVolumeAppeared = errors.New("the claim's PersistentVolume exists already, waiting to see it")

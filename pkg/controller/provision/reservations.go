@@ -11,10 +11,10 @@ import (
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
 
-// ReservationLife is how long a reservation outlives the last attempt.
+// ReservationLife is the time from the last attempt to the end of a reservation.
 const ReservationLife = 5 * time.Minute
 
-// reservations are those of claims in the ledger. Their methods are safe for concurrent use.
+// reservations are safe for concurrent use.
 type reservations struct {
 	*cluster.Cluster
 	ledger *scheduler.Ledger
@@ -22,7 +22,7 @@ type reservations struct {
 	changed func(node string)
 }
 
-// reserve reserves on a node what a claim asks for, in place of what was reserved for it before.
+// reserve replaces the claim's previous reservation.
 func (r reservations) reserve(a *attempt, node string, asked spec.Request) {
 	r.add(scheduler.Reservation{
 		Claim: a.uid, Volume: a.name, Node: node, Class: asked.DeviceClass, Bytes: asked.Footprint(), Deadline: r.Now().Add(ReservationLife),
@@ -37,14 +37,12 @@ func (r reservations) add(all ...scheduler.Reservation) {
 	}
 }
 
-// release ends the reservation of a claim, if there is one.
 func (r reservations) release(uid string) {
 	if node, ok := r.ledger.Release(uid); ok {
 		r.changed(node)
 	}
 }
 
-// expire releases the reservations that are over, until ctx is done.
 func (r reservations) expire(ctx context.Context) {
 	utilwait.UntilWithContext(ctx, func(context.Context) {
 		for _, node := range r.ledger.Expire() {

@@ -26,7 +26,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// What an abandoned claim reserved is published again only when its node is called changed.
+// A reservation that expired is published only when its node is reported as changed.
 func TestReservationsEndInTimeAndTheirNodesAreNotified(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := clientfake.New()
@@ -38,7 +38,7 @@ func TestReservationsEndInTimeAndTheirNodesAreNotified(t *testing.T) {
 		ended := make(chan error)
 		go func() { ended <- p.Run(ctx) }()
 		defer func() { stop(); must.Succeed(t, <-ended) }()
-		for _, node := range []string{"n1", "n2"} { // one after the other: it goes on looking
+		for _, node := range []string{"n1", "n2"} { // one after the other: the loop continues
 			p.reservations.reserve(&attempt{uid: "uid", name: "pvc-uid"}, node, spec.Request{Bytes: 1 << 20})
 			if got := <-changed; got != node {
 				t.Fatalf("a reservation on %s changed %s", node, got)
@@ -60,7 +60,7 @@ func TestReservationsEndInTimeAndTheirNodesAreNotified(t *testing.T) {
 	})
 }
 
-// The volume that an earlier leader may have made for such a claim is no orphan while there is an attempt at the claim.
+// While an attempt at such a claim exists, its volume is no orphan.
 func TestAClaimThatIsDeletedWhileALeaderBeginsIsAbandoned(t *testing.T) {
 	nodes := fleet.New(fleet.Options{})
 	defer nodes.Close()

@@ -16,8 +16,8 @@ import (
 	"github.com/carve-csi/carve/pkg/quantity"
 )
 
-// findSnapshot is find for a VolumeSnapshot. It asks the API server: restores
-// are rare, and a cache of all snapshots would be of no other use.
+// findSnapshot asks the API server: restores are rare, and nothing else would use a cache of
+// snapshots.
 func (s sources) findSnapshot(ctx context.Context, claim *v1.PersistentVolumeClaim, r spec.Request) (*spec.Origin, error) {
 	if s.snapshots == nil {
 		return nil, &spec.InvalidError{Field: "spec.dataSource", Given: "a VolumeSnapshot", Allowed: "a PersistentVolumeClaim"}
@@ -47,7 +47,6 @@ func (s sources) findSnapshot(ctx context.Context, claim *v1.PersistentVolumeCla
 	return originOf(what, snapshot, content, r)
 }
 
-// originOf checks a restore against the snapshot.
 func originOf(what string, snapshot *snapshotv1.VolumeSnapshot, content *snapshotv1.VolumeSnapshotContent, r spec.Request) (*spec.Origin, error) {
 	if content.Spec.Driver != names.Driver {
 		return nil, &spec.InvalidError{Field: "spec.dataSource", Given: fmt.Sprintf("%s, which is not one of %s,", what, names.Driver), Allowed: "a snapshot of a volume that is"}

@@ -18,26 +18,24 @@ import (
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
 
-// shortageMemory is for how long a node seems too small for a Pod whose claims do
-// not fit there together: long enough for the scheduler to choose again.
+// shortageMemory is the time for which a node seems too small for a Pod: enough for the
+// scheduler to choose again.
 const shortageMemory = time.Minute
 
-// podLag is for how long a claim with a selected node waits for its Pod to be seen.
+// podLag bounds the wait for the Pod of a claim with a selected node.
 const podLag = time.Second
 
 const (
-	// lowerWait is for how long a claim waits until the scheduler can see that its node
-	// is too small, before it is rescheduled anyway.
+	// lowerWait bounds the wait for the lowered capacity to be published.
 	lowerWait = 3 * time.Second
 	lowerPoll = 10 * time.Millisecond
-	// podPoll is how often is looked for the Pod of a claim.
-	podPoll = 10 * time.Millisecond
+	podPoll   = 10 * time.Millisecond
 )
 
-// awaitsPod reports whether the Pod for which the claim's node was selected is not seen yet.
-// Claims and Pods come by two watches, so the claim may be first, and which other claims must
-// fit beside it is known by the Pod only. A claim may have none, for it can be gone, and other
-// programs select nodes, too; so it is not waited for longer than most.
+// awaitsPod reports whether to wait for the Pod of a claim with a selected node. Claims and
+// Pods come by two watches, so the claim may be first, and only the Pod names the claims that
+// must fit beside it. Some claims have no Pod: it is gone, or another program selected the
+// node. Hence the limit most.
 func (l placer) awaitsPod(a *attempt, claim *v1.PersistentVolumeClaim, most time.Duration) bool {
 	if l.HasPod(claim) {
 		a.podUnseenSince = time.Time{}
@@ -50,13 +48,13 @@ func (l placer) awaitsPod(a *attempt, claim *v1.PersistentVolumeClaim, most time
 	return now.Sub(a.podUnseenSince) < most
 }
 
-// findShortage returns why the claims of a Pod cannot be on the node that the scheduler
-// selected, though each by itself could: the scheduler judges them one by one. Once one of
-// them is bound, the Pod can be nowhere else; so this is found before any of them is made,
-// and from then on the node seems too small for a while, lest it be selected again.
+// findShortage finds Pods whose claims do not fit on the selected node together, though each
+// does alone: the scheduler judges them one by one. It must run before any of them is created,
+// as the first bound claim pins the Pod. Then the node seems too small for a while, so that it
+// is not selected again.
 //
-// What others wait for does not count: of two Pods that want the same space, one can have
-// it. The caller has made sure that no create may be in flight.
+// Reservations of others do not count: of two Pods that want the same space, one can have it.
+// The caller ensures that no create may be in flight.
 func (l placer) findShortage(claim *v1.PersistentVolumeClaim, view *fleet.View) *shortage {
 	for _, pod := range l.UnplacedPods(claim) {
 		if found := l.shortageOf(pod, view); found != nil {
@@ -66,10 +64,10 @@ func (l placer) findShortage(claim *v1.PersistentVolumeClaim, view *fleet.View) 
 	return nil
 }
 
-// awaitLowered returns after how long to look again whether a node's lowered capacity is
-// published, zero when it is. The scheduler watches capacities and claims apart: it must
-// see the lower capacity first, or it selects the same node again. The API server has
-// shown it to the scheduler, most likely, when it has shown it to us.
+// awaitLowered returns the time until the next check of the node's lowered capacity, or zero
+// once it is published. The scheduler watches capacities and claims separately: unless it sees
+// the lower capacity first, it selects the same node again. A capacity that the API server
+// shows us it has most likely shown to the scheduler.
 func (p *Provisioner) awaitLowered(ctx context.Context, a *attempt, node string) time.Duration {
 	now := p.Now()
 	if a.shortageSince.IsZero() {
@@ -81,7 +79,7 @@ func (p *Provisioner) awaitLowered(ctx context.Context, a *attempt, node string)
 	return lowerPoll
 }
 
-// shortageOf returns why the claims of one Pod cannot be on a node together, or nil.
+// shortageOf returns nil if the claims fit, or some are bound to a node already.
 func (l placer) shortageOf(pod *v1.Pod, view *fleet.View) *shortage {
 	var demands []scheduler.Demand
 	var together []string

@@ -20,11 +20,11 @@ import (
 	"github.com/carve-csi/carve/pkg/quantity"
 )
 
-// copyTimeout bounds one call for a volume that is made of another one. A
-// copy goes on when the call ends; the next one waits for it again.
+// copyTimeout bounds one call. The copy outlives it, and the next call waits for the same
+// copy.
 const copyTimeout = time.Minute
 
-// notReadyError says why a data source cannot be used yet.
+// notReadyError means a data source cannot be used yet.
 type notReadyError struct{ why string }
 
 func (e *notReadyError) Error() string { return e.why }
@@ -33,15 +33,14 @@ func notReady(format string, args ...any) error {
 	return &notReadyError{fmt.Sprintf("spec.dataSource: "+format+"; waiting for it", args...)}
 }
 
-// sources finds what claims refer to: what they are made of, and the class of their attributes.
+// sources finds data sources and VolumeAttributesClasses.
 type sources struct {
 	*cluster.Cluster
 	snapshots snapshotclient.Interface // nil for none
 }
 
-// find finds a claim's data source. Errors are *InvalidError for what can never
-// be, *notReadyError for what may come to be, and others for what is worth
-// another look soon.
+// find returns *spec.InvalidError for impossible sources, *notReadyError for sources to wait
+// for, and other errors for an early retry.
 func (s sources) find(ctx context.Context, claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass, r spec.Request) (*spec.Origin, error) {
 	var from *spec.Origin
 	var err error
@@ -60,7 +59,6 @@ func (s sources) find(ctx context.Context, claim *v1.PersistentVolumeClaim, clas
 	return from, nil
 }
 
-// findClaim is find for a claim.
 func (s sources) findClaim(claim *v1.PersistentVolumeClaim, r spec.Request) (*spec.Origin, error) {
 	what := "claim " + r.Source.Name
 	source := s.ClaimAt(claim.Namespace + "/" + r.Source.Name)
@@ -98,8 +96,7 @@ func (s sources) findClaim(claim *v1.PersistentVolumeClaim, r spec.Request) (*sp
 	return &spec.Origin{What: what, Node: node, Claim: source, Source: &lvmdv1.VolumeSource{VolumeId: pv.Spec.CSI.VolumeHandle}}, nil
 }
 
-// suits checks a claim against what the source's node, which is connected,
-// says about the source.
+// suits checks a claim against the report of the source's node, which must be connected.
 func suits(class *storagev1.StorageClass, r spec.Request, view *fleet.View) error {
 	deviceClass, ok := view.Class(r.DeviceClass)
 	if !ok {
@@ -107,7 +104,7 @@ func suits(class *storagev1.StorageClass, r spec.Request, view *fleet.View) erro
 	}
 	id := r.From.Source.GetVolumeId()
 	if id == "" {
-		return nil // the node knows better about snapshots
+		return nil // the node checks snapshots
 	}
 	vol, ok := view.Volumes[id]
 	switch {
@@ -123,16 +120,14 @@ func suits(class *storagev1.StorageClass, r spec.Request, view *fleet.View) erro
 	return nil
 }
 
-// How often a source is looked for again without an event: at first, and
-// later. The bindings of claims are events.
+// Intervals of retries without an event. Claims that become bound are events.
 const (
 	lookForSoon   = time.Second
 	lookForSource = 15 * time.Second
 )
 
-// selectSourceNode selects the source's node for a claim that binds late. The scheduler
-// passes over all other nodes for a claim that has a selected node, so a Pod
-// that it meant to put elsewhere is tried again and comes to the right one.
+// selectSourceNode selects the source's node for late binding. The scheduler rejects all other
+// nodes for a claim with a selected node, so a Pod meant for another one is rescheduled there.
 func (s sources) selectSourceNode(ctx context.Context, claim *v1.PersistentVolumeClaim, from *spec.Origin) error {
 	if selected, err := selectNode(ctx, s.Cluster, claim, from.Node); !selected || err != nil {
 		return err
@@ -145,8 +140,7 @@ func (s sources) selectSourceNode(ctx context.Context, claim *v1.PersistentVolum
 	return nil
 }
 
-// selectNode selects a node for a claim that binds late. It returns false where the claim is gone
-// or has changed: its events follow.
+// selectNode returns false if the claim is gone or has changed: an event follows.
 func selectNode(ctx context.Context, c *cluster.Cluster, claim *v1.PersistentVolumeClaim, node string) (bool, error) {
 	_, err := cluster.SelectNode(ctx, c.Client, claim, node)
 	if cluster.IsOutdated(err) {
@@ -155,8 +149,7 @@ func selectNode(ctx context.Context, c *cluster.Cluster, claim *v1.PersistentVol
 	return err == nil, err
 }
 
-// copying reports by an Event how far the copy of a claim's source is, and returns false when
-// no copy is under way.
+// copying reports the progress of a copy by an Event, or returns false if none is under way.
 func (s sources) copying(ctx context.Context, name string, claim *v1.PersistentVolumeClaim, r spec.Request) bool {
 	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
 	defer cancel()
@@ -169,8 +162,6 @@ func (s sources) copying(ctx context.Context, name string, claim *v1.PersistentV
 	return true
 }
 
-// sourceAdvice is what to do about a node's refusal to make a volume of
-// another one.
 var sourceAdvice = map[string]string{
 	names.ReasonNoSpace:       "; it can be on no other node: free space there",
 	names.ReasonVolumeInUse:   "; stop the Pods that use the source until it is copied (volumes of thin classes can be cloned while they are in use)",

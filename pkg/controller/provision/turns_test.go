@@ -25,7 +25,7 @@ import (
 	"github.com/carve-csi/carve/pkg/scheduler"
 )
 
-// subjects is a recorder that has the names of the objects of Events.
+// subjects records the names of the objects of Events.
 type subjects struct {
 	record.FakeRecorder
 	names chan string
@@ -37,8 +37,8 @@ func (s *subjects) Event(object runtime.Object, _, _, _ string) {
 	}
 }
 
-// TestNamespacesTakeTurnsAtTheirClaims has one worker, and in its queue many claims of one
-// namespace before one of another. None of them can be made, of which an Event is written.
+// One worker has many claims of one namespace queued before one of another. None can be
+// created, which writes Events.
 func TestNamespacesTakeTurnsAtTheirClaims(t *testing.T) {
 	client := clientfake.New()
 	all := informers.NewSharedInformerFactory(client, 0)
