@@ -15,71 +15,65 @@ import (
 )
 
 const (
-	// auditPass is how often nodes and API are compared.
 	auditPass = time.Minute
-	// DefaultOrphanGrace is for Options.Grace: a PersistentVolume is written
-	// after its volume is made, and may be deleted to be replaced.
+	// DefaultOrphanGrace covers the time from a volume to its PersistentVolume, and the
+	// replacement of a deleted PersistentVolume.
 	DefaultOrphanGrace = 10 * time.Minute
-	// LeastOrphanGrace is the shortest that Options.Grace may be.
+	// LeastOrphanGrace is the minimum of Options.Grace.
 	LeastOrphanGrace = time.Minute
 )
 
-// Auditor compares what the nodes hold with what the API knows: volumes that no object names
-// (orphans), PersistentVolumes whose volume is missing, and volumes and device classes that are unhealthy.
+// Auditor finds orphans, missing volumes, and unhealthy volumes and device classes.
 //
-// Orphans are counted and reported, and removed only if that was asked for: under the
-// reclaim policy Retain, an administrator who deletes a PersistentVolume means to
-// keep the data, and such a volume looks the same. One that is provisional had no
-// PersistentVolume, and is removed. See orphan.go.
-// A volume that is missing is never made again by itself: its user is notified. See
-// missing.go. A pass is made by one goroutine at a time.
+// It removes an orphan only on request: under the reclaim policy Retain, an administrator who
+// deletes a PersistentVolume wants to keep the data, and such a volume looks the same. A
+// provisional volume never had a PersistentVolume, and is removed. Only one goroutine at a
+// time may make a pass.
 type Auditor struct {
 	*cluster.Cluster
 	Options
-	// reported has the missing volumes of which users were notified, by PersistentVolume.
+	// reported has the reported missing volumes, by PersistentVolume.
 	reported map[string]absence
-	// orphans is what became of orphans, by node and volume id, as it was reported.
+	// orphans has the last reported result, by node and volume id.
 	orphans map[string]map[string]string
-	// unknownSince is when volumes were first seen that no object knows.
+	// unknownSince is the time at which a pass first saw a volume without an object.
 	unknownSince map[held]time.Time
-	// health is what is wrong with volumes that are there.
-	health health
-	// classes are the conditions of device classes, as was reported, by node.
+	health       health
+	// classes are the reported conditions of device classes, by node.
 	classes map[string]classConditions
-	// unlabelled are the nodes whose topology label the last passes found missing or wrong, by name.
+	// unlabelled has the nodes whose topology label the last passes found missing or wrong.
 	unlabelled map[string]unlabelled
-	// dataLost is when inline volumes lost their data, of which their Pods were notified since
-	// Options.Since.
+	// dataLost is the time of a data loss of which the inline volume's Pod was notified.
 	dataLost map[held]time.Time
 }
 
-// Options say how an auditor works. Busy and Metrics are required.
+// Options configure an Auditor. Busy and Metrics are required.
 type Options struct {
-	// RemoveOrphans has orphans removed, not only reported.
+	// RemoveOrphans removes orphans instead of only reporting them.
 	RemoveOrphans bool
-	// Grace is for how long no object must have known a volume that is an orphan; of a provisional one, it is how old that must
-	// be, and a minute at most.
+	// Grace is the time for which no object may name an orphan. A provisional volume must
+	// instead be this old, or a minute if that is less.
 	Grace time.Duration
-	// MissingGrace is how old a PersistentVolume must be before its volume's absence from the
-	// node's report means anything; zero means a minute.
+	// MissingGrace is the age from which a PersistentVolume's volume must be in its node's
+	// report; zero means a minute.
 	MissingGrace time.Duration
-	// RemovalTimeout bounds all removals of orphans on one node in one pass; zero means a minute.
+	// RemovalTimeout bounds all removals on one node in one pass; zero means a minute.
 	RemovalTimeout time.Duration
-	// Interval is the time from one pass to the next; zero means a minute.
+	// Interval is the time between passes; zero means a minute.
 	Interval time.Duration
-	// Since is when this replica began to lead.
+	// Since is the time at which this replica began to lead.
 	Since time.Time
-	// Busy reports whether a claim, which is given by its UID, is being worked on.
+	// Busy reports whether a claim is being provisioned.
 	Busy    func(claimUID string) bool
 	Metrics *Metrics
 }
 
-// New makes an auditor that remembers nothing yet.
+// New returns an Auditor without memory.
 func New(c *cluster.Cluster, o Options) *Auditor {
 	return &Auditor{Cluster: c, Options: o, reported: map[string]absence{}, dataLost: map[held]time.Time{}}
 }
 
-// Run works until ctx is done. The caches must have synced. A replica that does not lead any more counts nothing.
+// Run makes passes until ctx is done, then resets the gauges. The caches must have synced.
 func (a *Auditor) Run(ctx context.Context) error {
 	defer a.Metrics.reset()
 	_ = wait.PollUntilContextCancel(ctx, cmp.Or(a.Interval, auditPass), false, func(ctx context.Context) (bool, error) {
@@ -89,29 +83,28 @@ func (a *Auditor) Run(ctx context.Context) error {
 	return nil
 }
 
-// Kinds of volumes on a node, and the label "standing" of
-// carve_controller_audited_volumes.
+// Standings of volumes, values of the label "standing" of carve_controller_audited_volumes.
 const (
 	kindKnown   = "known"   // a PersistentVolume or a claim names it
-	kindYoung   = "young"   // none does, but it may just have been made, or its PersistentVolume is replaced
-	KindForeign = "foreign" // another installation's, or of unknown origin: not ours to remove
-	KindOrphan  = "orphan"  // ours, and no object has named it for long
-	KindInline  = "inline"  // a Pod's own: its node's plugin removes it
+	kindYoung   = "young"   // its PersistentVolume may not be written yet, or is being replaced
+	KindForeign = "foreign" // of another installation or unknown origin: never removed
+	KindOrphan  = "orphan"  // ours, and unnamed beyond the grace period
+	KindInline  = "inline"  // a Pod's own: the node plugin removes it
 )
 
-// Pass compares everything once.
+// Pass makes one comparison.
 func (a *Auditor) Pass(ctx context.Context) { a.PassWith(ctx, a.Fleet.Views()) }
 
-// PassWith is Pass with these views of the nodes.
+// PassWith makes a pass with the given views.
 func (a *Auditor) PassWith(ctx context.Context, views []*fleet.View) {
 	count := map[string]int{kindKnown: 0, kindYoung: 0, KindForeign: 0, KindOrphan: 0, KindInline: 0}
 	unknown := map[held]time.Time{}
 	now, found, kept := newPresent(), map[string][]*lvmdv1.Volume{}, map[string][]*lvmdv1.Volume{}
-	// Volumes come in no order: orphans that cannot be removed do not use all attempts up for ever.
+	// Map order varies: orphans that cannot be removed do not use up all attempts every time.
 	for _, view := range views {
 		if !view.Connected || !view.Reported() {
 			now.away[view.Node] = true
-			continue // what it holds is not known now
+			continue // its volumes are unknown
 		}
 		now.add(view)
 		for _, vol := range view.Volumes {
@@ -150,10 +143,10 @@ func (a *Auditor) PassWith(ctx context.Context, views []*fleet.View) {
 	for cause, n := range a.compare(ctx, now) {
 		a.Metrics.Missing.WithLabelValues(cause).Set(float64(n))
 	}
-	a.orphans = a.handleOrphans(ctx, found, now.away) // last, for it waits for nodes
+	a.orphans = a.handleOrphans(ctx, found, now.away) // last, as it waits for nodes
 }
 
-// Classify returns the kind of a volume on a node, by what the caches have now.
+// Classify returns the kind of a volume by the current caches.
 func (a *Auditor) Classify(vol *lvmdv1.Volume) string {
 	owner := vol.GetOwner()
 	if owner.GetPodUid() != "" {
@@ -171,7 +164,7 @@ func (a *Auditor) Classify(vol *lvmdv1.Volume) string {
 		return kindKnown // being provisioned
 	}
 	if vol.GetAdoptedFrom() != "" {
-		return KindForeign // Its adoption is under way, or can be reverted: it may be another driver's again.
+		return KindForeign // Until its adoption is final, it may return to another driver.
 	}
 	if vol.GetState() != lvmdv1.VolumeState_VOLUME_STATE_READY ||
 		vol.GetProvisional() && a.Now().Sub(vol.GetCreatedAt().AsTime()) < min(a.Grace, LeastOrphanGrace) {
@@ -180,21 +173,22 @@ func (a *Auditor) Classify(vol *lvmdv1.Volume) string {
 	return KindOrphan
 }
 
-// isNamed reports whether a PersistentVolume names a volume, or may do so.
+// isNamed reports whether a PersistentVolume names a volume; on an error it assumes so.
 func (a *Auditor) isNamed(vol *lvmdv1.Volume) bool {
 	pvs, err := a.Volumes.GetIndexer().ByIndex(cluster.ByHandle, vol.GetId())
 	return err != nil || len(pvs) > 0
 }
 
-// isClaimed reports whether a claim names a volume whose PersistentVolume is gone, which an administrator may
-// be replacing. If there is one of that name, the claim names that one's volume.
+// isClaimed reports whether a claim names a volume whose PersistentVolume is gone: an
+// administrator may be replacing it. If a PersistentVolume of that name exists, the claim
+// belongs to the volume it names.
 func (a *Auditor) isClaimed(vol *lvmdv1.Volume) bool {
 	_, err := a.VolumeLister.Get(vol.GetName())
 	return err != nil && a.ClaimNaming(vol.GetName()) != ""
 }
 
-// Remembered returns of how many unhealthy volumes, and of how many inline volumes that lost
-// their data, it is known that their users were notified.
+// Remembered returns the number of unhealthy volumes and of inline volumes with lost data
+// whose users were notified.
 func (a *Auditor) Remembered() (unhealthy, dataLost int) {
 	return len(a.health.reported), len(a.dataLost)
 }

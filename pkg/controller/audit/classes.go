@@ -13,20 +13,19 @@ import (
 	"github.com/carve-csi/carve/pkg/fleet"
 )
 
-// unusableClass are the types of conditions with which nothing can be made in a class.
+// unusableClass are condition types that prevent volumes in a class.
 var unusableClass = append(conditions.Unusable(conditions.Class), conditions.Unusable(conditions.NewVolume)...)
 
-// itemized are the types of conditions whose messages list what happened: a new message counts as a
-// new condition.
+// itemized are condition types whose messages list incidents: a new message counts as a new
+// condition.
 var itemized = []string{conditions.DeletionWaits, conditions.VolumeGroupChanged}
 
-// classCondition is a condition of a class.
 type classCondition struct {
-	unusable bool     // whether no volume can be made in the class
-	messages []string // one of each volume group, sorted
+	unusable bool     // no volume can be made in the class
+	messages []string // one per volume group, sorted
 }
 
-// classConditions are conditions of a node's classes, by class and type.
+// classConditions are by class and condition type.
 type classConditions map[string]map[string]classCondition
 
 func conditionsOfClasses(view *fleet.View) classConditions {
@@ -48,14 +47,12 @@ func conditionsOfClasses(view *fleet.View) classConditions {
 	return found
 }
 
-// makesUnusable reports whether no volume can be made in a class because of a type of condition. A class
-// that has space in another of its groups is usable.
+// makesUnusable is false for a class with free space in another of its groups.
 func makesUnusable(class *lvmdv1.DeviceClass, kind string) bool {
 	return class.GetAvailableBytes() == 0 && slices.Contains(unusableClass, kind)
 }
 
-// mustNotify reports whether users are to be notified of the condition, after the one before.
-// Numbers in messages change as volumes come and go, so that most count once.
+// mustNotify ignores most changes of messages: their numbers change as volumes come and go.
 func (c classCondition) mustNotify(kind string, before classCondition) bool {
 	if slices.Contains(itemized, kind) {
 		return !slices.Equal(c.messages, before.messages)
@@ -63,9 +60,8 @@ func (c classCondition) mustNotify(kind string, before classCondition) bool {
 	return c.unusable != before.unusable || len(c.messages) > len(before.messages)
 }
 
-// reportClasses writes Events on nodes whose device classes have conditions, such as a volume
-// group that is not there yet, and when those are over. Nodes that are not connected are as they
-// were.
+// reportClasses writes Events about new and ended conditions of device classes. Nodes that are
+// not connected keep their conditions.
 func (a *Auditor) reportClasses(now *present) {
 	reported := map[string]classConditions{}
 	for node, before := range a.classes {
@@ -85,8 +81,8 @@ func (a *Auditor) reportClasses(now *present) {
 	a.classes = reported
 }
 
-// notifyConditions writes an Event for each condition that is new: one for all classes of a
-// volume group, which have the same.
+// notifyConditions writes one Event per new condition, for all classes of a volume group
+// together.
 func (a *Auditor) notifyConditions(node string, before, found classConditions) {
 	type event struct {
 		unusable      bool
@@ -116,7 +112,7 @@ func (a *Auditor) notifyConditions(node string, before, found classConditions) {
 	}
 }
 
-// notifyRecovered writes Events for conditions that are over, of classes that still exist.
+// notifyRecovered skips classes that no longer exist.
 func (a *Auditor) notifyRecovered(node string, view *fleet.View, before, found classConditions) {
 	for _, class := range view.ClassNames() {
 		if over := onlyIn(before[class], found[class]); len(over) > 0 {

@@ -14,13 +14,11 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 )
 
-// dataLossMemory is how long before an auditor began the Pod of an inline volume may
-// have been notified: as long as API servers usually keep
-// Events.
+// dataLossMemory is the usual lifetime of Events.
 const dataLossMemory = time.Hour
 
-// reportDataLoss notifies the users of a volume that what it held is lost, with the key that
-// it was encrypted with: once for each time.
+// reportDataLoss notifies the users once each time a volume loses its data with its encryption
+// key.
 func (a *Auditor) reportDataLoss(ctx context.Context, now *present, node string, vol *lvmdv1.Volume) {
 	if vol.GetEmptiedAt() == nil {
 		return
@@ -46,9 +44,8 @@ func (a *Auditor) reportDataLoss(ctx context.Context, now *present, node string,
 	}
 }
 
-// noteDataLoss notes on a volume's PersistentVolume that its users are notified, for the
-// leaders to come, and returns it. It returns nil when that was noted before, when there are
-// no users, and when it cannot be noted now.
+// noteDataLoss records the notification on the PersistentVolume, for later leaders. It returns
+// nil if it is recorded already or cannot be now, or if no PersistentVolume names the volume.
 func (a *Auditor) noteDataLoss(ctx context.Context, node string, vol *lvmdv1.Volume, at time.Time) *v1.PersistentVolume {
 	pv := a.VolumeOn(node, vol.GetId())
 	when := at.UTC().Format(time.RFC3339)
@@ -65,10 +62,9 @@ func (a *Auditor) noteDataLoss(ctx context.Context, node string, vol *lvmdv1.Vol
 	return pv
 }
 
-// inlineDataLost remembers that an inline volume lost its data, and reports whether its Pod
-// is to be notified. The volume has no PersistentVolume to note it on: what happened before
-// this auditor began was reported by the one before it, unless that is so short ago that it
-// may have ended with the same node.
+// inlineDataLost reports whether to notify the Pod. An inline volume has no PersistentVolume
+// to record that on. The previous leader has reported what is older than this one, unless both
+// it and the node failed within the last hour before.
 func (a *Auditor) inlineDataLost(vol held, at time.Time) bool {
 	if !at.After(a.dataLost[vol]) || at.Before(a.Since.Add(-dataLossMemory)) {
 		return false

@@ -1,12 +1,10 @@
-// Package audit compares, once a minute, what the nodes hold with what the API knows.
+// Package audit compares the nodes' volumes with the API once a minute, while the controller
+// leads.
 //
-// It finds orphans (volumes that no object names), missing volumes (PersistentVolumes whose
-// node does not have the volume), unhealthy volumes and encrypted volumes that lost their
-// data, and notifies their users by Events and conditions. It removes orphans if that was
-// asked for, and deletes claims, and Pods that wait for them, whose class gives them up.
-// It makes no volume.
+// It reports orphans (volumes that no object names), missing volumes (PersistentVolumes whose
+// node lacks the volume), unhealthy volumes and encrypted volumes that lost their data by
+// Events and conditions. On request it removes orphans, and deletes claims whose class
+// abandons lost volumes, with the Pods that wait for them. It never creates a volume.
 //
-// NodeConditions keeps conditions of device classes on Nodes, whenever a node reports.
-//
-// Caller: the controller, while it leads.
+// NodeConditions keeps conditions of device classes on Nodes, at each report of a node.
 package audit

@@ -15,24 +15,23 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 )
 
-// healthPerPass bounds for how many volumes one pass reports that their health changed:
-// a lost disk may have a thousand.
+// healthPerPass limits the reports of one pass: a lost disk may have a thousand volumes.
 const healthPerPass = 100
 
-// transient are condition types that come and go with what LVM does. A volume that
-// has one is reported if it still has it a pass later.
+// transient condition types come and go with LVM's work; they are reported if two passes see
+// them.
 var transient = []string{"Suspended", "Inactive"}
 
-// harmless are condition types that are ordinary, for a volume or a class: they have no Events.
+// harmless condition types get no Events.
 var harmless = []string{"OutOfSync"}
 
-// health is what is wrong with volumes, by volume and condition type.
+// health has condition messages by volume and condition type.
 type health struct {
-	// seen is what the last pass saw, reported what users were notified of.
+	// seen is from the last pass, reported what users were notified of.
 	seen, reported map[held]map[string]string
 }
 
-// conditionsOf returns the conditions that a volume has, of lvmd and of the node plugin.
+// conditionsOf includes the conditions that the node plugin found.
 func conditionsOf(vol *lvmdv1.Volume) map[string]string {
 	found := map[string]string{}
 	for _, c := range slices.Concat(vol.GetConditions(), vol.GetFound()) {
@@ -43,8 +42,8 @@ func conditionsOf(vol *lvmdv1.Volume) map[string]string {
 	return found
 }
 
-// reportHealth notifies the users of volumes of what came to be wrong with them, and of what
-// is over. Volumes of nodes that are not connected are as they were.
+// reportHealth notifies users of new and ended conditions. Volumes of nodes that are not
+// connected keep theirs.
 func (a *Auditor) reportHealth(ctx context.Context, now *present) {
 	seen, reported, changed := map[held]map[string]string{}, map[held]map[string]string{}, 0
 	for vol, before := range a.health.reported {
@@ -81,8 +80,8 @@ func (a *Auditor) reportHealth(ctx context.Context, now *present) {
 	a.health = health{seen: seen, reported: reported}
 }
 
-// notifyHealth writes Events on a volume's claim and on the Pods on the node that use
-// it; of an inline volume, on its Pod.
+// notifyHealth writes Events on the claim and the Pods on the node that use it, or on the Pod
+// of an inline volume.
 func (a *Auditor) notifyHealth(ctx context.Context, now *present, node string, vol *lvmdv1.Volume, before, found map[string]string) {
 	users := a.usersOfVolume(ctx, now, node, vol)
 	log := a.Log.With("volume", vol.GetName(), "volume_id", vol.GetId(), "node", node,
@@ -103,13 +102,12 @@ func (a *Auditor) notifyHealth(ctx context.Context, now *present, node string, v
 	}
 }
 
-// onlyIn returns the keys of m that other lacks, sorted.
+// onlyIn returns the keys of m missing in other, sorted.
 func onlyIn[V any](m, other map[string]V) []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(m)), func(key string) bool { _, is := other[key]; return is })
 }
 
-// usersOfVolume are those who use a volume's claim, or the Pod that an inline volume
-// is a part of.
+// usersOfVolume returns the users of the claim, or the Pod of an inline volume.
 func (a *Auditor) usersOfVolume(ctx context.Context, now *present, node string, vol *lvmdv1.Volume) []runtime.Object {
 	owner := vol.GetOwner()
 	if owner.GetPodUid() != "" {

@@ -2,7 +2,7 @@ package audit
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// Metrics are the metrics of volumes on nodes, against what the API knows.
+// Metrics compare the volumes on nodes with the API.
 type Metrics struct {
 	Audited *prometheus.GaugeVec
 	Missing *prometheus.GaugeVec
@@ -11,7 +11,7 @@ type Metrics struct {
 	Unlabelled prometheus.Gauge
 }
 
-// NewMetrics registers them.
+// NewMetrics registers the metrics of audits.
 func NewMetrics(registerer prometheus.Registerer) *Metrics {
 	const ns, sub = "carve", "controller"
 	m := &Metrics{
@@ -28,7 +28,7 @@ func NewMetrics(registerer prometheus.Registerer) *Metrics {
 	return m
 }
 
-// reset forgets what the last pass counted.
+// reset drops the results of the last pass: this replica no longer leads.
 func (m *Metrics) reset() {
 	m.Audited.Reset()
 	m.Missing.Reset()

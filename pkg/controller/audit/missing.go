@@ -19,22 +19,21 @@ import (
 	"github.com/carve-csi/carve/pkg/fleet"
 )
 
-// learnPerPass bounds how many PersistentVolumes one pass notes the volume
-// group of. New ones are made with the note.
+// learnPerPass limits the PersistentVolumes that get the annotation of their volume group in
+// one pass. New ones are created with it.
 const learnPerPass = 100
 
-// Causes of a volume's absence from its node, and the label "cause" of
-// carve_controller_missing_volumes.
+// Causes, values of the label "cause" of carve_controller_missing_volumes.
 const (
-	CauseRemoved  = "removed"  // its volume group is there
-	CauseReplaced = "replaced" // the group of that name is another one: the node has other disks
-	CauseNoGroup  = "no_group" // its volume group is not there
-	CauseMoved    = "moved"    // it is on another node: its disks were moved
-	CauseUnknown  = "unknown"  // in which volume group it was was never noted
+	CauseRemoved  = "removed"  // its volume group exists
+	CauseReplaced = "replaced" // another group has the name: the node has other disks
+	CauseNoGroup  = "no_group" // its volume group does not exist
+	CauseMoved    = "moved"    // another node has it: its disks were moved
+	CauseUnknown  = "unknown"  // its volume group was never recorded
 )
 
-// groupsOf returns the UUIDs of a node's volume groups by their names; those that
-// its configuration names and that do not exist have an empty one.
+// groupsOf returns UUIDs of volume groups by name, empty for configured groups that do not
+// exist.
 func groupsOf(view *fleet.View) map[string]string {
 	out := map[string]string{}
 	for _, class := range view.Classes {
@@ -48,14 +47,14 @@ func groupsOf(view *fleet.View) map[string]string {
 	return out
 }
 
-// held names a volume on the node that reported it.
+// held names a volume by the node that reported it.
 type held struct{ node, id string }
 
-// present is what the connected nodes hold, at one pass.
+// present is the nodes' state at one pass.
 type present struct {
 	nodes   map[string]*fleet.View
-	away    map[string]bool   // nodes that are not connected or have not reported
-	holders map[string]string // nodes by volume id
+	away    map[string]bool   // not connected, or not reported
+	holders map[string]string // node by volume id
 	pods    cluster.PodLists
 }
 
@@ -63,7 +62,7 @@ func newPresent() *present {
 	return &present{nodes: map[string]*fleet.View{}, away: map[string]bool{}, holders: map[string]string{}, pods: cluster.PodLists{}}
 }
 
-// mayHold reports whether a volume is on its node, as far as is known.
+// mayHold assumes that nodes that are away hold their volumes.
 func (p *present) mayHold(vol held) bool {
 	if view := p.nodes[vol.node]; view != nil && view.Volumes[vol.id] != nil {
 		return true
@@ -78,18 +77,18 @@ func (p *present) add(view *fleet.View) {
 	}
 }
 
-// absence is that of a volume from its node, which is connected.
+// absence is a volume's absence from its connected node.
 type absence struct {
 	cause string
-	// Node is where the volume is missing, elsewhere where it is.
+	// node should have the volume; elsewhere has it.
 	node, elsewhere string
-	// was and is are the volume group, where those are known.
+	// The recorded volume group, and the UUID now; empty if unknown.
 	was cluster.VolumeGroup
 	is  string
 }
 
-// absent returns why a node does not have a volume that a PersistentVolume names, or the
-// volume. known is false where it cannot be said now.
+// absent returns the reason why a PersistentVolume's node lacks the volume, or the volume.
+// known is false if neither can be said now.
 func (a *Auditor) absent(pv *v1.PersistentVolume, now *present) (why *absence, vol *lvmdv1.Volume, known bool) {
 	if !objects.IsOurs(pv) || pv.DeletionTimestamp != nil || cluster.IsReleased(pv) || a.Now().Sub(pv.CreationTimestamp.Time) < cmp.Or(a.MissingGrace, time.Minute) {
 		return nil, nil, false
@@ -132,7 +131,6 @@ func hasUUID(groups map[string]string, uuid string) bool {
 	return false
 }
 
-// message says what is wrong, where, and what to do.
 func (w *absence) message(volumeID string, recreate, ephemeral bool) string {
 	what := fmt.Sprintf("volume %s is not on node %s any more", volumeID, w.node)
 	const giveUp = "Delete the claim only if its data is not needed: that gives it up"
@@ -159,8 +157,7 @@ func (w *absence) message(volumeID string, recreate, ephemeral bool) string {
 		"which may overwrite the data. Delete the claim only if the volume was removed on purpose, or its data is not needed", what)
 }
 
-// compare looks at every PersistentVolume of ours once, and returns how many
-// volumes are absent, by cause.
+// compare returns the number of absent volumes by cause.
 func (a *Auditor) compare(ctx context.Context, now *present) map[string]int {
 	count := map[string]int{CauseRemoved: 0, CauseReplaced: 0, CauseNoGroup: 0, CauseMoved: 0, CauseUnknown: 0}
 	reported, learned := map[string]absence{}, 0
@@ -193,7 +190,6 @@ func (a *Auditor) compare(ctx context.Context, now *present) map[string]int {
 	return count
 }
 
-// noteGroup notes the volume group of a volume on its PersistentVolume.
 func (a *Auditor) noteGroup(ctx context.Context, pv *v1.PersistentVolume, note cluster.VolumeGroup) {
 	err := a.patchVolume(ctx, pv, func(pv *v1.PersistentVolume) {
 		metav1.SetMetaDataAnnotation(&pv.ObjectMeta, names.AnnotationVolumeGroup, note.String())
@@ -203,11 +199,10 @@ func (a *Auditor) noteGroup(ctx context.Context, pv *v1.PersistentVolume, note c
 	}
 }
 
-// report notifies the users of a volume that it is missing: by conditions, which last, and,
-// where it is not again, by Events. Where the node has other disks, the
-// volume is given up as that of a lost node is, though not at first sight: by its
-// claim, if the class asks for that, or with its Pod, if it is ephemeral and the Pod
-// has the node.
+// report notifies the users of a missing volume by conditions, which last, and the first time
+// by Events. If the node has other disks, a later pass abandons the volume like one of a lost
+// node: the claim is deleted if its class asks for that, or for an ephemeral volume the Pod
+// that waits on the node.
 func (a *Auditor) report(ctx context.Context, pv *v1.PersistentVolume, why *absence, now *present, again bool) {
 	recreate := pv.Annotations[names.ParamOnNodeLoss] == names.NodeLossRecreate
 	var claim *v1.PersistentVolumeClaim
@@ -235,7 +230,6 @@ func (a *Auditor) report(ctx context.Context, pv *v1.PersistentVolume, why *abse
 	}
 }
 
-// found withdraws what was reported of a volume that is there again.
 func (a *Auditor) found(ctx context.Context, pv *v1.PersistentVolume, now *present) {
 	var claim *v1.PersistentVolumeClaim
 	if pv.Spec.ClaimRef != nil {
@@ -249,7 +243,6 @@ func (a *Auditor) found(ctx context.Context, pv *v1.PersistentVolume, now *prese
 	a.notify(ctx, now, pv, claim, v1.EventTypeNormal, cluster.ReasonVolumeRecovered, fmt.Sprintf("volume %s on node %s recovered from: %s", pv.Spec.CSI.VolumeHandle, node, cluster.ReasonVolumeMissing))
 }
 
-// notify writes an Event on a volume, its claim, and the Pods that use the claim.
 func (a *Auditor) notify(ctx context.Context, now *present, pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim, kind, reason, message string) {
 	a.Recorder.Event(pv, kind, reason, message)
 	node, ok := objects.NodeOf(pv)
@@ -261,9 +254,9 @@ func (a *Auditor) notify(ctx context.Context, now *present, pv *v1.PersistentVol
 	}
 }
 
-// setConditions makes reason and message of the volume's status, and the
-// condition of its claim, say what is wrong, or nothing where message is empty.
-// It reports whether the volume's was changed. What fails is done at the next pass.
+// setConditions sets or, with an empty message, clears the reason and message of the volume's
+// status and the claim's condition. It reports whether it changed the volume's. The next pass
+// retries failures.
 func (a *Auditor) setConditions(ctx context.Context, pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim, message string) bool {
 	if claim != nil {
 		if err := a.setClaimCondition(ctx, claim, message); err != nil && ctx.Err() == nil {
@@ -314,7 +307,6 @@ func (a *Auditor) setClaimCondition(ctx context.Context, claim *v1.PersistentVol
 	return nil
 }
 
-// patchVolume changes a PersistentVolume.
 func (a *Auditor) patchVolume(ctx context.Context, pv *v1.PersistentVolume, change func(*v1.PersistentVolume), subresources ...string) error {
 	patch, err := cluster.Patch(pv, cluster.SameObject, change)
 	if err != nil {

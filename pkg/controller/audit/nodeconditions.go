@@ -24,8 +24,8 @@ import (
 	"github.com/carve-csi/carve/pkg/fleet"
 )
 
-// Reasons of conditions of Nodes. That of a class that does not serve is the type of the class'
-// condition.
+// Reasons of conditions of Nodes. A class that does not serve has the type of its condition as
+// reason.
 const (
 	ReasonServing  = "Serving"
 	ReasonNodeAway = "NodeAway"
@@ -33,46 +33,48 @@ const (
 
 const (
 	nodeConditionsOwner = "carve-node-conditions"
-	// nodeConditionsWorkers bounds how many Nodes are read or written at once: a new leader reads all.
+	// nodeConditionsWorkers bounds concurrent reads and writes of Nodes: a new leader reads
+	// all.
 	nodeConditionsWorkers = 4
-	// writePause is the time from one write to a Node to the next, whatever its agent reports.
-	// It doubles with each failure, up to failurePause.
+	// writePause is the minimum time between writes to a Node. It doubles with each failure,
+	// up to failurePause.
 	writePause   = 10 * time.Second
 	failurePause = 10 * time.Minute
-	// mostNodeConditions and mostConditionText bound what a node's report adds to its Node.
+	// Bounds of a report's additions to its Node; text in bytes.
 	mostNodeConditions = 64
 	mostConditionText  = 512
 )
 
-// NodeConditions keeps a condition of each device class on its Node, of the type names.Prefix with the
-// class' name: True while the class serves, False where no volume can be made in it, Unknown while
-// the agent is away and the node held back for it. A Node is written when that changes, and at no other time.
+// NodeConditions keeps a condition of each device class on its Node, of type names.Prefix plus
+// the class' name: True while the class serves, False while no volume can be made in it,
+// Unknown once the node is held back because its agent is away. It writes a Node only when
+// that changes.
 type NodeConditions struct {
 	*cluster.Cluster
 	nodes *workloop.Loop[string] // by name
-	// available says whether a node whose agent is away is held back: its classes are unknown from then on.
+	// available decides when a node whose agent is away is held back.
 	available *cluster.Availability
-	// pause is the least time from one write to a Node to the next.
+	// pause is the minimum time between writes to a Node.
 	pause time.Duration
 
 	mu    sync.Mutex
 	known map[string]*conditionedNode
 }
 
-// conditionedNode is what is known of one Node. One worker at a time has it.
+// conditionedNode belongs to one worker at a time.
 type conditionedNode struct {
 	uid types.UID
-	// has are the conditions on the Node that are ours, nil before they are read.
+	// has are our conditions on the Node, nil before they are read.
 	has nodeConditions
-	// next is when a write may be tried, pause how long that was put off after the last failure.
+	// next is the earliest time of a write, pause the last delay after a failure.
 	next  time.Time
 	pause time.Duration
 }
 
 type nodeConditions map[v1.NodeConditionType]v1.NodeCondition
 
-// NewNodeConditions makes what keeps the conditions, with the least time between two writes to a Node, of
-// which zero means ten seconds. Run runs it.
+// NewNodeConditions returns a NodeConditions for Run. pause is the minimum time between writes
+// to a Node; zero means ten seconds.
 func NewNodeConditions(c *cluster.Cluster, available *cluster.Availability, pause time.Duration) *NodeConditions {
 	n := &NodeConditions{Cluster: c, available: available, pause: cmp.Or(pause, writePause), known: map[string]*conditionedNode{}}
 	n.nodes = workloop.New(workloop.Options[string]{
@@ -94,11 +96,11 @@ func (n *NodeConditions) Run(ctx context.Context) error {
 	return nil
 }
 
-// NodeChanged looks at a node again: it connected, reported, is away, or is held back.
+// NodeChanged queues a node: it connected, reported, is away, or is held back.
 func (n *NodeConditions) NodeChanged(node string) { n.nodes.Add(node) }
 
-// Sync writes a Node's conditions if they are not as they should be, and returns when to look
-// again; zero is at the next event. It is called for one Node once at a time.
+// Sync updates a Node's conditions and returns the time to the next call, or zero to wait for
+// an event. Never call it concurrently for one Node.
 func (n *NodeConditions) Sync(ctx context.Context, name string) (again time.Duration) {
 	at := n.node(name)
 	if at == nil {
@@ -129,7 +131,7 @@ func (n *NodeConditions) Sync(ctx context.Context, name string) (again time.Dura
 	return at.pause
 }
 
-// node returns what is known of a Node, or nil for one that is not there.
+// node returns nil if the Node does not exist.
 func (n *NodeConditions) node(name string) *conditionedNode {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -145,8 +147,7 @@ func (n *NodeConditions) node(name string) *conditionedNode {
 	return n.known[name]
 }
 
-// read reads which conditions a Node has, unless they are known. The cache is not asked: it may be
-// older than what the leader before wrote.
+// read fills at.has once. The cache may be older than the previous leader's writes.
 func (n *NodeConditions) read(ctx context.Context, name string, at *conditionedNode) error {
 	if at.has != nil {
 		return nil
@@ -166,7 +167,7 @@ func (n *NodeConditions) read(ctx context.Context, name string, at *conditionedN
 	return nil
 }
 
-// wanted returns the conditions that a Node should have. Those it has stay while its agent is away and may come back.
+// wanted keeps the present conditions while the agent is away and may return.
 func (n *NodeConditions) wanted(name string, has nodeConditions) nodeConditions {
 	if view, ok := n.Fleet.View(name); ok && view.Connected {
 		return conditionsOfNode(view)
@@ -182,8 +183,7 @@ func (n *NodeConditions) wanted(name string, has nodeConditions) nodeConditions 
 	return wanted
 }
 
-// conditionsOfNode returns the conditions that a report makes. A class whose name is not one of a
-// condition has none.
+// conditionsOfNode skips classes whose name cannot be part of a condition type.
 func conditionsOfNode(view *fleet.View) nodeConditions {
 	wanted := nodeConditions{}
 	for _, name := range view.ClassNames() {
@@ -195,7 +195,7 @@ func conditionsOfNode(view *fleet.View) nodeConditions {
 	return wanted
 }
 
-// conditionOfClass is False where no volume can be made in the class because of a condition.
+// conditionOfClass is False if a condition prevents volumes in the class.
 func conditionOfClass(kind string, class *lvmdv1.DeviceClass) v1.NodeCondition {
 	c := v1.NodeCondition{Type: v1.NodeConditionType(kind), Status: v1.ConditionTrue, Reason: ReasonServing,
 		Message: "volumes can be made in the device class while it has free space"}
@@ -217,13 +217,13 @@ func conditionOfClass(kind string, class *lvmdv1.DeviceClass) v1.NodeCondition {
 	return c
 }
 
-// sameCondition compares all but the times.
+// sameCondition ignores the times.
 func sameCondition(a, b v1.NodeCondition) bool {
 	return a.Status == b.Status && a.Reason == b.Reason && a.Message == b.Message
 }
 
-// write applies all conditions of a Node at once, so that the API server removes those of
-// classes that are gone: they belong to this manager of fields.
+// write applies all conditions at once: the API server then removes those of classes that are
+// gone, as this field manager owns them.
 func (n *NodeConditions) write(ctx context.Context, name string, at *conditionedNode, wanted nodeConditions, now time.Time) error {
 	status := apply.NodeStatus()
 	for _, kind := range slices.Sorted(maps.Keys(wanted)) {
@@ -245,7 +245,7 @@ func (n *NodeConditions) write(ctx context.Context, name string, at *conditioned
 		err = fmt.Errorf("the controller may not patch nodes/status, see deploy/components/node-conditions: %w", err)
 	}
 	if at.has = wanted; err != nil {
-		at.has = nil // What the Node has is read again.
+		at.has = nil // Read the Node again.
 	}
 	return err
 }

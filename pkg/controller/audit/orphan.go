@@ -26,32 +26,32 @@ import (
 )
 
 const (
-	// OrphansPerPass bounds how many removals one pass tries. Each asks the API server for the
-	// claim, and only this many nodes are waited for, beside each other.
+	// OrphansPerPass bounds the removals tried in one pass: each asks the API server for the
+	// claim, and the pass waits for their nodes.
 	OrphansPerPass = 20
-	// OrphansNamed bounds how many volumes one Event names: a node that returns with
-	// its old disks may hold a thousand orphans. The log names all.
+	// OrphansNamed bounds the volumes named in an Event: a node that returns with its old
+	// disks may have a thousand orphans. The log names all.
 	OrphansNamed = 5
-	// keepTimeout bounds how long a pass waits until nodes noted what is kept, nodeKeepTimeout how long
-	// for one node, and nodesKeeping how many are asked at once.
+	// keepTimeout bounds keep in all, nodeKeepTimeout for one node, nodesKeeping its
+	// concurrency.
 	keepTimeout, nodeKeepTimeout = 10 * time.Second, 2 * time.Second
 	nodesKeeping                 = 16
 )
 
-// What became of an orphan. All but the first are values of the label "result" of
+// Results for an orphan. All but the first are values of the label "result" of
 // carve_controller_orphans_total.
 const (
 	orphanFound       = "found"       // no removal was tried
 	OrphanRemoved     = "removed"     // it is gone
-	OrphanInUse       = "in_use"      // it is mounted or open on its node, which refuses
-	OrphanKnown       = "known"       // the API server knows it after all
+	OrphanInUse       = "in_use"      // mounted or open on its node
+	OrphanKnown       = "known"       // the API server names it after all
 	OrphanUnconfirmed = "unconfirmed" // the API server could not be asked
-	OrphanFailed      = "failed"      // its node could not remove it
+	OrphanFailed      = "failed"      // the node failed to remove it
 )
 
-// keep has nodes note of provisional volumes that PersistentVolumes name them. Most are noted by
-// their nodes before, as Pods get them. What fails, the next pass does; maps have no order, so that
-// nodes that do not answer do not always come first.
+// keep marks provisional volumes that PersistentVolumes name as kept on their nodes. Nodes do
+// that themselves for most, when a Pod gets the volume. The next pass retries failures; map
+// order varies, so that nodes that do not answer do not always come first.
 func (a *Auditor) keep(ctx context.Context, provisional map[string][]*lvmdv1.Volume) {
 	ctx, cancel := context.WithTimeout(ctx, keepTimeout)
 	defer cancel()
@@ -63,7 +63,6 @@ func (a *Auditor) keep(ctx context.Context, provisional map[string][]*lvmdv1.Vol
 	_ = asking.Wait()
 }
 
-// keepOn is keep for one node.
 func (a *Auditor) keepOn(ctx context.Context, node string, provisional []*lvmdv1.Volume) {
 	ctx, cancel := context.WithTimeout(ctx, nodeKeepTimeout)
 	defer cancel()
@@ -75,8 +74,8 @@ func (a *Auditor) keepOn(ctx context.Context, node string, provisional []*lvmdv1
 	}
 }
 
-// handleOrphans removes orphans, which are given by node, and returns what became of each, by node and
-// volume id. What is known of the orphans of nodes that are away stays. Nodes remove beside each other.
+// handleOrphans returns the results by node and volume id; those of nodes that are away stay.
+// Nodes remove concurrently.
 func (a *Auditor) handleOrphans(ctx context.Context, found map[string][]*lvmdv1.Volume, away map[string]bool) map[string]map[string]string {
 	became := map[string]map[string]string{}
 	for node := range away {
@@ -106,9 +105,9 @@ func (a *Auditor) handleOrphans(ctx context.Context, found map[string][]*lvmdv1.
 	return became
 }
 
-// chooseOrphans returns which orphans one pass tries to remove: those for which that was asked, and
-// provisional ones, one of each node in turn, so that a node with many that cannot be removed does not
-// use all attempts up.
+// chooseOrphans picks the orphans to remove in one pass round-robin over the nodes, so that a
+// node with many that cannot be removed does not use up all attempts. Without RemoveOrphans it
+// picks provisional volumes only.
 func (a *Auditor) chooseOrphans(found map[string][]*lvmdv1.Volume) map[*lvmdv1.Volume]bool {
 	chosen := map[*lvmdv1.Volume]bool{}
 	for i, more := 0, true; more; i++ {
@@ -128,8 +127,8 @@ func (a *Auditor) chooseOrphans(found map[string][]*lvmdv1.Volume) map[*lvmdv1.V
 	return chosen
 }
 
-// handleOrphansOf removes the chosen ones of a node's orphans, and returns what became of each orphan, by
-// volume id. A node that does not answer ends its attempts once. Events on the node say what changed.
+// handleOrphansOf returns the results by volume id. One deadline bounds all removals on the
+// node. Events on the node report changes.
 func (a *Auditor) handleOrphansOf(ctx context.Context, node string, orphans []*lvmdv1.Volume, chosen map[*lvmdv1.Volume]bool, l listed) map[string]string {
 	before, became, changed := a.orphans[node], map[string]string{}, map[string][]string{}
 	deadline := time.Now().Add(cmp.Or(a.RemovalTimeout, cluster.DeleteTimeout))
@@ -147,7 +146,7 @@ func (a *Auditor) handleOrphansOf(ctx context.Context, node string, orphans []*l
 			result, err = a.removeOrphan(nodeCtx, node, vol, l)
 			switch {
 			case ctx.Err() != nil:
-				return before // the next leader tries it
+				return before // the next leader retries
 			case result == "":
 				continue
 			case err != nil:
@@ -174,9 +173,8 @@ func describeOrphan(vol *lvmdv1.Volume) string {
 		vol.GetOwner().GetClaimNamespace(), vol.GetOwner().GetClaimName())
 }
 
-// reportOrphans writes what changed of a node's orphans, in one Event for each result: of
-// Events on one object Kubernetes lets far fewer pass than there may be orphans. It returns
-// false where there is no Node object to write them on.
+// reportOrphans writes one Event per result: Kubernetes rate-limits the Events of one object.
+// It returns false if the Node object does not exist.
 func (a *Auditor) reportOrphans(name string, changed map[string][]string) bool {
 	if len(changed) == 0 {
 		return true
@@ -206,18 +204,19 @@ func (a *Auditor) reportOrphans(name string, changed map[string][]string) bool {
 	return true
 }
 
-// listed is what the API server itself, not a cache, had at one moment.
+// listed is a reading of the API server, not of a cache.
 type listed struct {
-	// named has PersistentVolumes by the ids of the orphans that they name.
+	// named has PersistentVolumes by the orphans' ids.
 	named map[string]string
-	// claims has claims by the names of the orphans that they name.
+	// claims has claims by the orphans' names.
 	claims map[string]string
 	err    error
 }
 
-// list asks the API server once for all PersistentVolumes, and for all claims. It looks for orphans by their handles: an
-// administrator may have adopted one under another name. Claims name PersistentVolumes, which have the
-// names of the volumes that they were made for. A list that is read in pages is of the moment of its first page.
+// list reads all PersistentVolumes and claims once. It matches PersistentVolumes by handle: an
+// administrator may have adopted an orphan under another name. It matches claims by the name
+// of the PersistentVolume, which is the volume's. All pages of a list show the state at its
+// first page.
 func (a *Auditor) list(ctx context.Context, orphans map[*lvmdv1.Volume]bool) listed {
 	ctx, cancel := context.WithTimeout(ctx, cluster.ListTimeout)
 	defer cancel()
@@ -244,9 +243,9 @@ func (a *Auditor) list(ctx context.Context, orphans map[*lvmdv1.Volume]bool) lis
 	return listed{named, claims, err}
 }
 
-// confirmOrphan asks the API server again, just before a volume is removed, for all that Carve writes about it
-// under names that are known; what has other names is in the list. An administrator may have adopted it
-// since: that is in the cache. An error says why it is not to be removed.
+// confirmOrphan asks the API server again just before a removal, for the objects that Carve
+// names itself; others are in the list, or in the cache if written since. An error says why
+// the volume must stay.
 func (a *Auditor) confirmOrphan(ctx context.Context, vol *lvmdv1.Volume, l listed) (result string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
 	defer cancel()
@@ -282,8 +281,9 @@ func (a *Auditor) confirmOrphan(ctx context.Context, vol *lvmdv1.Volume, l liste
 	return OrphanRemoved, nil
 }
 
-// confirmStray returns no error if a claim has another volume than the one that was made for it and that no
-// PersistentVolume names: one that a node made too late. Where the claim's PersistentVolume is gone, the volume may be its.
+// confirmStray returns nil if the claim has another volume, and no PersistentVolume names this
+// one: a node made it too late. If the claim's PersistentVolume is gone, the volume may be the
+// claim's.
 func (a *Auditor) confirmStray(ctx context.Context, claim *v1.PersistentVolumeClaim, vol *lvmdv1.Volume) (result string, err error) {
 	pv, err := a.Client.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
 	switch {
@@ -297,8 +297,8 @@ func (a *Auditor) confirmStray(ctx context.Context, claim *v1.PersistentVolumeCl
 	return "", nil
 }
 
-// removeOrphan removes a volume unless an object names it. lvmd refuses one that is in use. There is
-// no result where a Pod got the volume after its node's last report: the next pass sees what it is then.
+// removeOrphan returns no result if a Pod got the volume after the node's last report: the
+// next pass classifies it. lvmd rejects the removal of a volume in use.
 func (a *Auditor) removeOrphan(ctx context.Context, node string, vol *lvmdv1.Volume, l listed) (result string, err error) {
 	if result, err := a.confirmOrphan(ctx, vol, l); err != nil {
 		return result, err

@@ -11,24 +11,25 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 )
 
-// unlabelledPasses is how many passes in a row must find a node without its label before an
-// Event says so: the kubelet sets it once the node plugin has registered.
+// unlabelledPasses delays the Event: the kubelet sets the label once the node plugin has
+// registered.
 const unlabelledPasses = 2
 
 // unlabelled is a node whose topology label is not its name.
 type unlabelled struct {
-	passes int    // in a row that found it
-	has    string // the label's value, empty if there is none
+	passes int    // consecutive
+	has    string // the label's value, or empty
 }
 
-// reportUnlabelled writes Events on nodes whose topology label is missing or has another node's name. A missing label counts on connected nodes only, and a node that is away
-// is as it was. A wrong one counts on every node, since the scheduler acts on it wherever the agent is.
-// The label is not set again from here: the controller has no right to change nodes, and a kubelet that
-// is to set it takes the plugin off the node first.
+// reportUnlabelled writes Events on nodes whose topology label is missing or has another
+// node's name. A missing label counts on connected nodes only; nodes that are away keep their
+// state. A wrong one counts on every node, as the scheduler acts on it even without the agent.
+// The controller cannot repair the label: it may not change nodes, and a kubelet that sets it
+// unregisters the plugin first.
 func (a *Auditor) reportUnlabelled(now *present) {
 	nodes, err := a.NodeLister.List(labels.Everything())
 	if err != nil {
-		return // a lister reads its cache, and does not fail
+		return // cannot happen: listers read a cache
 	}
 	slices.SortFunc(nodes, func(x, y *v1.Node) int { return strings.Compare(x.Name, y.Name) })
 	found, count := map[string]unlabelled{}, 0
@@ -57,8 +58,8 @@ func (a *Auditor) reportUnlabelled(now *present) {
 	a.Metrics.Unlabelled.Set(float64(count))
 }
 
-// sayUnlabelled says how a node's label is wrong, what follows and what to do. A kubelet refuses a plugin
-// whose topology the node's labels contradict: then the agent is not to be restarted.
+// sayUnlabelled advises against a restart of the agent while the label is wrong: the kubelet
+// rejects a plugin whose topology contradicts the node's labels.
 func sayUnlabelled(node, has string) string {
 	label := names.TopologyNode + "=" + node
 	correct := "kubectl label --overwrite node " + node + " " + label
