@@ -99,7 +99,6 @@ func TestAVolumeThatCannotBeDeletedSaysWhereWhatAndWhatToDo(t *testing.T) {
 	})
 }
 
-// resizeEvent waits for the resizer's Event on a claim.
 func (h *harness) resizeEvent(claim string, parts ...string) {
 	h.t.Helper()
 	waittest.Until(h.t, "an Event says why "+claim+" does not grow", func() bool {
@@ -159,22 +158,19 @@ func TestImmediateBindingSaysWhyItPassesOverEachNode(t *testing.T) {
 		"2 are cordoned or out of service", "1 are too full (the largest volume would be 1Gi)")
 }
 
-// skewedBy has the controller's clock go ahead by what the test says.
 func skewedBy(skew *atomic.Int64) harnessOption {
 	return func(c *Controller) {
 		c.core.Now = func() time.Time { return time.Now().Add(time.Duration(skew.Load())) }
 	}
 }
 
-// touch changes a claim, so that it is looked at.
+// touch changes a claim, so that the controller checks it.
 func (h *harness) touch(name string) {
 	h.t.Helper()
 	must.Get(h.client.CoreV1().PersistentVolumeClaims("default").Patch(context.Background(), name, types.MergePatchType,
 		fmt.Appendf(nil, `{"metadata":{"labels":{"touched":"%d"}}}`, time.Now().UnixNano()), metav1.PatchOptions{}))(h.t)
 }
 
-// A claim that waits for a node in vain gets an Event that says why once it has waited for
-// WarnAfter. The clock is the test's.
 func TestAClaimThatNoNodeCanEverTakeHasAnEventThatSaysWhy(t *testing.T) {
 	inClass := func(class string) func(*storagev1.StorageClass) {
 		return func(c *storagev1.StorageClass) { c.Parameters = map[string]string{names.ParamDeviceClass: class} }

@@ -15,8 +15,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// No address had a link to a replica that just started, and all nodes dial it, beside what does not belong
-// there.
+// No address has a link to a replica that just started; all nodes dial it, and so does a Pod
+// that is none.
 func TestAfterARestartAgentsHavePlacesBesideUnknownPeers(t *testing.T) {
 	client := realisticClient(t)
 	agent := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "carve-system", Name: "agent"},
@@ -32,7 +32,7 @@ func TestAfterARestartAgentsHavePlacesBesideUnknownPeers(t *testing.T) {
 			t.Fatal("unknown peers can have all places")
 		}
 		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 1, byte(i))}}
-		// All at once: one by one, on a busy machine, the first would reach their timeout.
+		// Concurrently: in turn, on a busy machine, the first would time out.
 		var dials sync.WaitGroup
 		for range 8 { // the places of an address
 			dials.Go(func() {

@@ -8,8 +8,7 @@ import (
 	"time"
 )
 
-// However many nodes there are, and whatever they answer, a new leader has few answers at a time;
-// and nodes that do not answer keep it from no other node.
+// A leader limits concurrent announcements, and unresponsive nodes delay no other node.
 func TestANewLeaderAsksFewNodesAtATimeAndReachesEach(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const unresponsive = 2 * announcedAtOnce

@@ -12,15 +12,15 @@ import (
 	clientmetrics "k8s.io/client-go/tools/metrics"
 )
 
-// apiRequests counts what this program asks of the API server. client-go has
-// one place for such counters in a process.
+// apiRequests counts this process' requests to the API server. client-go keeps such counters
+// globally.
 type apiRequests struct {
 	requests *prometheus.CounterVec // by method and code
 	writes   *prometheus.CounterVec // by resource
 }
 
-// CountAPIRequests has the requests of this process to the API server counted. It may be
-// called once in a process.
+// CountAPIRequests counts the requests of this process to the API server. Call it at most
+// once.
 func CountAPIRequests(registerer prometheus.Registerer) {
 	c := newAPIRequests()
 	registerer.MustRegister(c.requests, c.writes)
@@ -52,9 +52,8 @@ func (c apiRequests) Observe(_ context.Context, verb string, template url.URL, _
 	}
 }
 
-// resourceOf returns the resource, and subresource if there is one, that a request to the API
-// server is about. In the path, client-go has put placeholders for the names of the namespace and
-// of the object.
+// resourceOf returns the resource and subresource of a request. client-go has replaced the
+// names in the path by placeholders.
 func resourceOf(path string) string {
 	parts := strings.Split(strings.Trim(path, "/"), "/")
 	parts = slices.DeleteFunc(parts, func(p string) bool { return p == "{namespace}" || p == "{name}" })

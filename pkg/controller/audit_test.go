@@ -21,7 +21,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// stray makes a volume on a node without the controller.
 func (h *harness) stray(node *lvmdfake.Server, nodeName, uid, cluster string) {
 	h.t.Helper()
 	must.Get(node.CreateVolume(h.t.Context(), &lvmdv1.CreateVolumeRequest{
@@ -34,7 +33,7 @@ func (h *harness) stray(node *lvmdfake.Server, nodeName, uid, cluster string) {
 	})
 }
 
-// audit runs one pass as if volumes were old.
+// audit makes one pass without a grace period.
 func (h *harness) audit(remove bool) {
 	h.t.Helper()
 	h.leader()
@@ -99,7 +98,7 @@ func TestTheAuditSparesWhatIsNotCertainlyAnOrphan(t *testing.T) {
 	if node.Volumes()["pvc-young"] == nil {
 		t.Error("a volume that was just made was removed")
 	}
-	// The cache knows nothing of it, the API server does.
+	// The API server has it, the cache does not.
 	pv := provision.NewPersistentVolume(h.claim("x", "", nil), mustClass(t, h), "n1", node.Volumes()["pvc-young"], "x")
 	pv.Name, pv.Spec.CSI.Driver = "adopted", "hidden.from.the.index"
 	must.Get(h.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}))(t)
@@ -117,7 +116,7 @@ func TestAVolumeThatAPodDefinesItselfIsNoOrphan(t *testing.T) {
 	name := "csi-" + strings.Repeat("0", 64)
 	if _, err := node.CreateVolume(t.Context(), &lvmdv1.CreateVolumeRequest{
 		Name: name, RequiredBytes: 100 * mib, Mode: lvmdv1.VolumeMode_VOLUME_MODE_FILESYSTEM,
-		// Whatever else its owner says.
+		// A Pod as owner overrides the rest.
 		Owner: &lvmdv1.Owner{ClusterId: "cluster", ClaimUid: name, PodNamespace: "default", PodName: "web", PodUid: "uid"},
 	}); err != nil {
 		t.Fatal(err)

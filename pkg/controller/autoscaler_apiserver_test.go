@@ -29,7 +29,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// simulate returns what the Cluster Autoscaler would do: see pkg/scheduler/plugin/autoscaler.
+// simulate runs the Cluster Autoscaler's simulation, see pkg/scheduler/plugin/autoscaler.
 func simulate(t *testing.T, input []byte, args ...string) string {
 	t.Helper()
 	program := os.Getenv("AUTOSCALER")
@@ -45,7 +45,6 @@ func simulate(t *testing.T, input []byte, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// says waits until the simulation says so of a node.
 func says(t *testing.T, node, words string) {
 	t.Helper()
 	last := ""
@@ -66,10 +65,9 @@ const (
 func TestTheAutoscalerRemovesANodeWhoseVolumesFitElsewhere(t *testing.T) {
 	for name, test := range map[string]struct {
 		class func(*storagev1.StorageClass)
-		// before is the free space of the other node before the node is marked, and after what it is
-		// then; the Pod's volume has 100 MiB.
+		// Free space of the other node when the node is marked; the Pod's volume has 100 MiB.
 		before, after int64
-		// unmarked and marked are what is said of the node at first, and in the end.
+		// Words of the simulation about the node, at first and in the end.
 		unmarked, marked string
 	}{
 		"not with a pinned volume":                     {class: nil, before: gib, after: gib, unmarked: mayNot, marked: mayNot},
@@ -92,7 +90,7 @@ func TestTheAutoscalerRemovesANodeWhoseVolumesFitElsewhere(t *testing.T) {
 	}
 }
 
-// pool is a group of nodes that the Cluster Autoscaler adds and removes, each with space for four of the volumes of a
+// pool is a node group of the Cluster Autoscaler. Each node has space for four volumes of a
 // ReplicaSet, whose Pods no kubelet runs.
 type pool struct {
 	*world
@@ -100,12 +98,12 @@ type pool struct {
 	set *appsv1.ReplicaSet
 }
 
-// node is what a new node of the pool is from its beginning.
 func (p *pool) template(name string) *v1.Node {
 	return &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{kindLabel: "four", v1.LabelHostname: name}}, Status: forPods()}
 }
 
-// add is how many nodes the autoscaler would add, or why a Pod fits on none.
+// add returns the number of nodes that the autoscaler would add, or the reason why a Pod fits
+// on none.
 func (p *pool) add(t *testing.T) string {
 	t.Helper()
 	node := p.template("template")
@@ -113,13 +111,13 @@ func (p *pool) add(t *testing.T) string {
 	return simulate(t, must.Get(json.Marshal(node))(t), "add")
 }
 
-// pods returns the ReplicaSet's Pods.
 func (p *pool) pods(t *testing.T) []v1.Pod {
 	t.Helper()
 	return must.Get(p.client.CoreV1().Pods(ours).List(t.Context(), metav1.ListOptions{LabelSelector: "app=cache"}))(t).Items
 }
 
-// scheduled waits until as many Pods as wanted have a node, and the scheduler has found that the others fit nowhere.
+// scheduled waits until placed Pods have a node and the scheduler has rejected the waiting
+// ones.
 func (p *pool) scheduled(t *testing.T, placed, waiting int) {
 	t.Helper()
 	waittest.Until(t, fmt.Sprintf("%d Pods have a node, %d fit nowhere", placed, waiting), func() bool {
@@ -140,7 +138,6 @@ func (p *pool) scheduled(t *testing.T, placed, waiting int) {
 	})
 }
 
-// scale changes the number of Pods.
 func (p *pool) scale(t *testing.T, replicas int) {
 	t.Helper()
 	patch := fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, replicas)
@@ -148,7 +145,7 @@ func (p *pool) scale(t *testing.T, replicas int) {
 	waittest.Until(t, "there are so many Pods", func() bool { return len(p.pods(t)) == replicas })
 }
 
-// drain removes a node as the autoscaler does, and returns when its volumes are gone.
+// drain removes a node as the autoscaler does, and waits until its volumes are gone.
 func (p *pool) drain(t *testing.T, node string) {
 	t.Helper()
 	must.Succeed(t, patchNode(p.client, node, `{"spec":{"unschedulable":true}}`))
@@ -162,8 +159,7 @@ func (p *pool) drain(t *testing.T, node string) {
 	p.net.Detach(node)
 }
 
-// TestTheAutoscalerAddsAndRemovesNodesForVolumes: ten Pods whose volumes fit on three nodes get three, each of which
-// helps; three of them need one.
+// The volumes of ten Pods fit on three nodes, those of three Pods on one.
 func TestTheAutoscalerAddsAndRemovesNodesForVolumes(t *testing.T) {
 	client := connectToAPIServer(t)
 	p := &pool{world: &world{client: client, nodes: map[string]*lvmdfake.Server{}, namespace: ours}}

@@ -17,8 +17,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestTheSchedulerAvoidsANodeThatCannotProvision has the real scheduler place Pods while
-// creates fail on the one of two nodes that has more free space, and while the other one is away.
+// Creates fail on the node with more free space; then the other one is away.
 func TestTheSchedulerAvoidsANodeThatCannotProvision(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)
@@ -47,7 +46,7 @@ func TestTheSchedulerAvoidsANodeThatCannotProvision(t *testing.T) {
 	})
 	t.Cleanup(func() { _ = pods.Delete(context.Background(), "only-there", metav1.DeleteOptions{}) })
 	waittest.Until(t, "n1 is held back", published("n1", 0))
-	// Each of them wakes the scheduler, which looks at the first one again.
+	// Each wakes the scheduler, which retries the first one.
 	for i := range 3 {
 		if node := w.placedBy(t, v1.DefaultSchedulerName, fmt.Sprintf("any-%d", i), class); node != "n2" {
 			t.Errorf("the scheduler brought a Pod to %s", node)

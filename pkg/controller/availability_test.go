@@ -21,17 +21,17 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// grace makes nodes count as away after so long.
+// grace sets the time after which an unconnected node counts as away.
 func grace(d time.Duration) harnessOption {
 	return func(c *Controller) { c.core.available.Grace = d }
 }
 
-// backoff makes nodes be held back for so long after failures, at first and at most.
+// backoff sets the first and the longest hold of a failing node.
 func backoff(d time.Duration) harnessOption {
 	return func(c *Controller) { c.core.available.Least, c.core.available.Most = d, d }
 }
 
-// failCreates makes creates on a node fail while the switch is on.
+// failCreates makes creates fail while the returned switch is on.
 func failCreates(node *lvmdfake.Server, code codes.Code, reason string) *atomic.Bool {
 	failing := &atomic.Bool{}
 	failing.Store(true)
@@ -44,7 +44,6 @@ func failCreates(node *lvmdfake.Server, code codes.Code, reason string) *atomic.
 	return failing
 }
 
-// unselected reports whether a claim has no selected node any more.
 func (h *harness) unselected(name string) func() bool {
 	return func() bool { return h.getClaim(name).Annotations[volume.AnnSelectedNode] == "" }
 }
@@ -107,7 +106,7 @@ func TestAReconnectWithinTheGraceChangesNoCapacity(t *testing.T) {
 		h.cutOff("n1")
 		h.attach(node, "n1")
 	}
-	node.Resize("local", 2*gib) // what is written next is of this
+	node.Resize("local", 2*gib) // the next write must show this
 	waittest.Until(t, "n1 has grown", h.capacityIs("n1", 2*gib))
 	if n := writes.Load(); n != 1 {
 		t.Errorf("capacity was written %d times for one change", n)
@@ -132,7 +131,7 @@ func TestANodeOnWhichCreatesFailIsNotOfferedAgainAtOnce(t *testing.T) {
 			waittest.Until(t, "n1 is published", h.capacityIs("n1", gib))
 			h.claim("c", "n1", nil)
 			waittest.Until(t, "the claim is released", h.unselected("c"))
-			// At that instant, not some time later: the scheduler must see it first.
+			// At that instant: the scheduler must see it before the claim.
 			if !h.capacityIs("n1", 0)() {
 				t.Fatalf("published %v when the claim was released", h.capacity("n1").Capacity)
 			}
@@ -177,7 +176,7 @@ func TestWhatIsNotTheNodesFaultHoldsNothingBack(t *testing.T) {
 	waittest.Until(t, "n1 is published", h.capacityIs("n1", gib))
 }
 
-// A claim that no node can serve must not hold back one after the other.
+// A claim that no node can serve must not hold back all of them in turn.
 func TestAClaimThatFailsEverywhereHoldsOneNodeBack(t *testing.T) {
 	h := newHarness(t, backoff(time.Hour))
 	nodes := []string{"n1", "n2", "n3"}
@@ -260,8 +259,7 @@ func TestLeadingAgainForgetsHoldsThatAreOver(t *testing.T) {
 	}
 }
 
-// TestSettingsThatNoNodeCanUseAreHeldAgainstNone has claims whose StorageClass asks for file
-// systems that mkfs refuses, beside one of a class that is right.
+// mkfs rejects the parameters of one StorageClass, while another one is valid.
 func TestSettingsThatNoNodeCanUseAreHeldAgainstNone(t *testing.T) {
 	for _, reason := range []string{names.ReasonFormatRefused, names.ReasonInvalidField} {
 		t.Run(reason, func(t *testing.T) {

@@ -15,9 +15,9 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestAnAvailableVolumeThatIsDeletedEndsOnARealServer has the API server's validation, its PV
-// controller and the rights that are shipped: the volume was made available after its node refused
-// to delete it, and a claim comes that names it. The volume has a Secret in its claim's namespace.
+// The API server validates, with its PV controller and the shipped rights. The volume was made
+// available after its node rejected its deletion, and a claim then names it. Its Secret is in
+// the claim's namespace.
 func TestAnAvailableVolumeThatIsDeletedEndsOnARealServer(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)

@@ -18,7 +18,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// changeVolume writes a PersistentVolume as an administrator, or the PV controller, does.
+// changeVolume writes as an administrator or the PV controller does.
 func (h *harness) changeVolume(name string, change func(*v1.PersistentVolume)) {
 	h.t.Helper()
 	pv := h.pv(name).DeepCopy()
@@ -26,15 +26,14 @@ func (h *harness) changeVolume(name string, change func(*v1.PersistentVolume)) {
 	must.Get(h.client.CoreV1().PersistentVolumes().Update(h.t.Context(), pv, metav1.UpdateOptions{}))(h.t)
 }
 
-// availableAndDeleted is a volume that an administrator made available again, and then deleted.
-// The finalizer keeps it.
+// availableAndDeleted: an administrator made the volume available, then deleted it. The
+// finalizer keeps it.
 func availableAndDeleted(pv *v1.PersistentVolume) {
 	now := metav1.Now()
 	pv.Spec.ClaimRef, pv.Status.Phase, pv.DeletionTimestamp = nil, v1.VolumeAvailable, &now
 }
 
-// unbindable waits until no claim can be bound to a volume: it is for a claim with a UID that
-// no claim has.
+// unbindable waits until the volume is reserved for a UID that no claim has.
 func (h *harness) unbindable(name string) {
 	h.t.Helper()
 	waittest.Until(h.t, "no claim can be bound to the volume", func() bool {
@@ -43,8 +42,7 @@ func (h *harness) unbindable(name string) {
 	})
 }
 
-// heldVolume makes a volume on a node that does not delete it until free is called, and deletes
-// its claim.
+// heldVolume deletes the claim of a volume that its node keeps until free is called.
 func (h *harness) heldVolume(node *lvmdfake.Server) (free func()) {
 	h.t.Helper()
 	var held atomic.Bool
@@ -57,7 +55,7 @@ func (h *harness) heldVolume(node *lvmdfake.Server) (free func()) {
 	}})
 	h.boundVolume("c", "n1")
 	h.changeVolume("pvc-uid-c", func(pv *v1.PersistentVolume) { pv.UID = "uid-of-the-volume" })
-	waittest.Until(h.t, "the volume is seen with it", func() bool { // What has another UID is another volume.
+	waittest.Until(h.t, "the volume is seen with it", func() bool { // otherwise the new UID makes it another volume
 		pv, err := h.c.core.VolumeLister.Get("pvc-uid-c")
 		return err == nil && pv.UID == "uid-of-the-volume"
 	})
@@ -98,8 +96,7 @@ func TestAVolumeThatIsReservedForAClaimAndDeletedEnds(t *testing.T) {
 	waittest.Until(t, "volume and PersistentVolume are gone", func() bool { return h.volumes() == 0 && len(node.Volumes()) == 0 })
 }
 
-// The PV controller binds a claim that names an available volume to it, also one that is being
-// deleted.
+// The PV controller binds a claim to the available volume it names, even during its deletion.
 func TestAnAvailableVolumeThatAClaimNamesIsKeptWithAnEvent(t *testing.T) {
 	h := newHarness(t)
 	node := h.node("n1", gib)
@@ -138,7 +135,8 @@ func TestAnAvailableVolumeThatIsDeletedUnderRetainStaysOnItsNode(t *testing.T) {
 	}
 }
 
-// The PV controller has the phase Failed for volumes under Delete that no provisioner is noted on.
+// The PV controller sets the phase Failed for volumes under Delete without a known
+// provisioner.
 func TestAFailedVolumeThatIsDeletedEnds(t *testing.T) {
 	h := newHarness(t)
 	node := h.node("n1", gib)

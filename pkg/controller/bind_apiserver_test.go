@@ -16,12 +16,11 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestNoClaimIsCalledLostWhileThePVControllerIsBehind gives the PV controller many volumes without
-// a claim, before and while claims get theirs. It makes a call for each, and 20 calls per second:
-// more of them than it makes until it goes through everything again, which it does every 15
-// seconds. A claim that says it is bound, while its volume waits behind the others, it calls Lost.
+// Many volumes without a claim keep the PV controller behind: it makes a call for each, at 20
+// calls per second, which is more than it can do between its resyncs every 15 seconds. It
+// marks a claim Lost that is bound while its volume still waits in the queue.
 func TestNoClaimIsCalledLostWhileThePVControllerIsBehind(t *testing.T) {
-	const claims, unclaimed = 20, 20 // of these for each claim
+	const claims, unclaimed = 20, 20 // unclaimed: per claim
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)
 	w.namespace = ours
@@ -35,7 +34,7 @@ func TestNoClaimIsCalledLostWhileThePVControllerIsBehind(t *testing.T) {
 			_ = client.CoreV1().PersistentVolumes().Delete(context.Background(), pv.Name, metav1.DeleteOptions{})
 		})
 	}
-	// What there is when it starts, it takes in at once.
+	// It processes these at its start.
 	unclaimedVolume("unclaimed")
 	waittest.Until(t, "the PV controller has started", func() bool {
 		return must.Get(client.CoreV1().PersistentVolumes().Get(t.Context(), "unclaimed", metav1.GetOptions{}))(t).Status.Phase == v1.VolumeAvailable
@@ -59,7 +58,6 @@ func TestNoClaimIsCalledLostWhileThePVControllerIsBehind(t *testing.T) {
 	for _, claim := range made {
 		w.waitBound(t, claim)
 	}
-	// By then it has caught up.
 	waittest.Until(t, "the PV controller has seen all volumes", func() bool {
 		all := must.Get(client.CoreV1().PersistentVolumes().List(t.Context(), metav1.ListOptions{}))(t)
 		return !slices.ContainsFunc(all.Items, func(pv v1.PersistentVolume) bool { return phaseIs(v1.VolumePending)(&pv) })

@@ -23,8 +23,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestCapacityHealsItselfOnARealServer edits, deletes, replaces and adds
-// objects, and expects each to be as it was.
+// The test edits, deletes, replaces and adds objects; the controller restores each.
 func TestCapacityHealsItselfOnARealServer(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)
@@ -116,8 +115,7 @@ func TestCapacityHealsItselfOnARealServer(t *testing.T) {
 	}
 }
 
-// replaceDeployment makes the Deployment that capacities belong to, in place of one
-// that there may be. It is removed when the test ends.
+// replaceDeployment recreates the Deployment that owns capacities, until the test ends.
 func replaceDeployment(t *testing.T, client kubernetes.Interface) *appsv1.Deployment {
 	t.Helper()
 	api := client.AppsV1().Deployments(ours)
@@ -146,8 +144,7 @@ func replaceDeployment(t *testing.T, client kubernetes.Interface) *appsv1.Deploy
 	return made
 }
 
-// TestAClassThatNoNodeHasOnARealServer expects nothing to be published for it,
-// and an Event on its claim that says why it waits.
+// Nothing is published for the class, and an Event on its claim gives the reason.
 func TestAClassThatNoNodeHasOnARealServer(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)

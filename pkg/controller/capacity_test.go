@@ -95,8 +95,8 @@ func TestCapacityHealsItself(t *testing.T) {
 	waittest.Until(h.t, "a stray object with our label is removed", func() bool { return h.capacities() == 1 && h.capacity("n1") != nil })
 }
 
-// TestCapacityUnderAnotherNameIsRenamed begins with the object that an earlier version made of
-// a node, which comes back only later: at no moment is there no object of it.
+// The node whose object an earlier version made returns only later: at every moment it has an
+// object.
 func TestCapacityUnderAnotherNameIsRenamed(t *testing.T) {
 	h := newHarness(t)
 	h.class("carve", nil)
@@ -119,7 +119,7 @@ func TestCapacityUnderAnotherNameIsRenamed(t *testing.T) {
 	waittest.Until(h.t, "what the node reports is published", h.capacityIs("n1", gib))
 }
 
-// The answer to a write may come after the event that its object was deleted.
+// The deletion may be seen before the answer to the write.
 func TestCapacityIsMadeAgainThatWasDeletedBeforeItsWriteWasAnswered(t *testing.T) {
 	for _, verb := range []string{"create", "update"} {
 		t.Run(verb, func(t *testing.T) {
@@ -152,7 +152,7 @@ func TestCapacityIsMadeAgainThatWasDeletedBeforeItsWriteWasAnswered(t *testing.T
 				if err := objects.Delete(gvr, written.Namespace, written.Name); err != nil {
 					return true, nil, err
 				}
-				// The publisher sees the deletion before what it logs of the next event.
+				// The publisher sees the deletion before it logs this event.
 				next := capacity.Describe(capacity.Key{Node: "n1", Class: "unknown"}, spaceOf(gib))
 				next.Name, next.Namespace = "misnamed", written.Namespace
 				if err := objects.Create(gvr, next, next.Namespace); err != nil {
@@ -187,7 +187,7 @@ func TestCapacityIsKeptWhileANodeIsAwayAndGoesWithItsNodeObject(t *testing.T) {
 	h.run()
 	waittest.Until(h.t, "n1 is published", h.capacityIs("n1", gib))
 	h.cutOff("n1")
-	// It is looked at while the node is away, and kept as it was last known.
+	// While the node is away the object keeps its last known value.
 	edited := h.capacity("n1").DeepCopy()
 	if edited == nil {
 		t.Fatal("the capacity went with the connection")
@@ -264,7 +264,7 @@ func mustView(t *testing.T, h *harness, node string) *fleet.View {
 	return v
 }
 
-// The clock is the test's: what waits for more rises waits until the test lets time pass.
+// With the test's clock, delayed increases wait until the test advances it.
 func TestCapacityIsWrittenOnlyWhenItChangesAndRisesAreGathered(t *testing.T) {
 	var clock testClock
 	clock.stop()

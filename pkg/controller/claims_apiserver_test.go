@@ -17,9 +17,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestAClassServesGenericEphemeralVolumesOnly has claims of a class with claims: ephemeral made by a
-// user, who gets an Event, and by the control plane for a Pod. With the example's policy the user's
-// are refused when they are made.
+// A class with claims: ephemeral rejects a user's claim with an Event and serves the control
+// plane's. With the example's policy, the API server rejects the user's at creation.
 func TestAClassServesGenericEphemeralVolumesOnly(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)
@@ -66,7 +65,7 @@ func TestAClassServesGenericEphemeralVolumesOnly(t *testing.T) {
 	}
 	for what, err := range map[string]error{
 		"ephemeral": try("ephemeral", nil), "scratch": try("scratch", nil), "ephemeral by annotation": try("", beta("ephemeral")),
-		// Who makes a claim counts, not whom it says that it belongs to.
+		// The author of a claim counts, not its owner reference.
 		"ephemeral as of a Pod": try("ephemeral", ofPod),
 	} {
 		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "is for generic ephemeral volumes only: define the volume in the Pod") {

@@ -19,7 +19,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// named gives a claim of a world another name than that of its only one.
+// named renames a world's claim.
 func named(name string, change func(*v1.PersistentVolumeClaim)) func(*v1.PersistentVolumeClaim) {
 	return func(c *v1.PersistentVolumeClaim) {
 		if change != nil {
@@ -29,8 +29,7 @@ func named(name string, change func(*v1.PersistentVolumeClaim)) func(*v1.Persist
 	}
 }
 
-// TestASourceThatIsDeletedStaysUntilItsClonesAreMade has the rights of the
-// controller's account, and a finalizer that the API server honours.
+// With the rights of the controller's account; the API server enforces the finalizer.
 func TestASourceThatIsDeletedStaysUntilItsClonesAreMade(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)
@@ -84,8 +83,7 @@ func TestASourceThatIsDeletedStaysUntilItsClonesAreMade(t *testing.T) {
 	w.waitNothingLeft(t, clone)
 }
 
-// TestTheSchedulerFollowsASourceToItsNode shows that a Pod comes to the node
-// where its claim can be, whatever the scheduler thought first.
+// The Pod follows its claim to the source's node, whatever node the scheduler chose first.
 func TestTheSchedulerFollowsASourceToItsNode(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)

@@ -23,7 +23,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// cloneOf makes a claim a clone of another one.
 func cloneOf(source string) func(*v1.PersistentVolumeClaim) {
 	return func(c *v1.PersistentVolumeClaim) {
 		c.Spec.DataSource = &v1.TypedLocalObjectReference{Kind: spec.KindClaim, Name: source}
@@ -33,7 +32,7 @@ func cloneOf(source string) func(*v1.PersistentVolumeClaim) {
 
 func (h *harness) protected(name string) bool { return provision.IsProtected(h.getClaim(name)) }
 
-// source makes claim "src" with a volume on n2, of n1 and n2.
+// source makes nodes n1 and n2, and claim "src" with a volume on n2.
 func (h *harness) source() (n1, n2 *lvmdfake.Server) {
 	h.t.Helper()
 	n1, n2 = h.node("n1", gib), h.node("n2", gib)
@@ -85,7 +84,7 @@ func TestACloneIsMadeOnItsSourcesNodeAndTheSourceIsProtectedMeanwhile(t *testing
 func TestACloneThatBindsImmediatelyIsMadeOnItsSourcesNode(t *testing.T) {
 	h := newHarness(t)
 	_, n2 := h.source()
-	n2.Resize("local", 300*mib) // n1 is the better choice otherwise
+	n2.Resize("local", 300*mib) // otherwise n1 would be chosen
 	h.class("at-once", immediate)
 	at := "at-once"
 	h.claim("c", "", func(c *v1.PersistentVolumeClaim) {
@@ -186,7 +185,6 @@ func TestClonesThatCannotBeAreRefusedWithTheReason(t *testing.T) {
 	}
 }
 
-// foreignVolume makes claim "foreign", bound to another driver's volume.
 func (h *harness) foreignVolume() {
 	h.t.Helper()
 	pv := &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "foreign"}}
@@ -339,7 +337,7 @@ func TestAfterARestartASourceIsProtectedForAsLongAsItIsCloned(t *testing.T) {
 	if !h.protected("src") {
 		t.Fatal("the source is not protected")
 	}
-	// What another run left behind: a claim that is not being cloned.
+	// An earlier process run left the finalizer on a claim without clones.
 	h.claim("idle", "", func(c *v1.PersistentVolumeClaim) {
 		c.Finalizers = []string{"example.com/other", provision.CloneFinalizer}
 	})
@@ -348,7 +346,7 @@ func TestAfterARestartASourceIsProtectedForAsLongAsItIsCloned(t *testing.T) {
 	next := newHarnessOn(t, h.client)
 	next.attach(n2, "n2")
 	next.run()
-	<-entered // the clone is gone on with
+	<-entered // the clone continues
 	waittest.Until(next.t, "the idle claim is free", func() bool { return !next.protected("idle") })
 	if got := next.getClaim("idle").Finalizers; !slices.Equal(got, []string{"example.com/other"}) {
 		t.Errorf("finalizers %q", got)

@@ -20,7 +20,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// eventOn returns the Event of a reason on an object whose text has all the words, or nil.
+// eventOn returns an Event of the reason on the object whose text contains all words, or nil.
 func (w *world) eventOn(t *testing.T, object metav1.Object, reason string, words ...string) *v1.Event {
 	t.Helper()
 	namespace := object.GetNamespace()
@@ -37,8 +37,8 @@ func (w *world) eventOn(t *testing.T, object metav1.Object, reason string, words
 	return nil
 }
 
-// TestConditionsBecomeEventsOnARealServer sets each condition as a node reports it, and waits for its
-// Event on the object at which its user looks, with the rights that are shipped.
+// Each condition that a node reports becomes an Event on its user's object, with the shipped
+// rights.
 func TestConditionsBecomeEventsOnARealServer(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)
@@ -61,7 +61,7 @@ func TestConditionsBecomeEventsOnARealServer(t *testing.T) {
 		return func() { node.SetClass("local", bytes, of(kind)...) }
 	}
 	ofVolume := func(kind string) func() { return func() { node.SetHealth(id, of(kind), nil) } }
-	// As the node plugin reports what it found.
+	// As if the node plugin had found it.
 	found := func(kind string) func() {
 		return func() {
 			must.Get(node.NoteHealth(t.Context(), &lvmdv1.NoteHealthRequest{Id: id, Found: of(kind)}))(t)
@@ -109,7 +109,7 @@ func TestConditionsBecomeEventsOnARealServer(t *testing.T) {
 	w.waitNothingLeft(t, claim)
 }
 
-// unlabel takes a node's topology label away, and waits for the Event on the node and for the metric.
+// unlabel removes the topology label and waits for the Event and the metric.
 func (w *world) unlabel(t *testing.T, c *Controller, a *audit.Auditor, node *v1.Node) {
 	t.Helper()
 	patch := `{"metadata":{"labels":{"` + names.TopologyNode + `":null}}}`

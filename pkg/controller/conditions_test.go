@@ -12,13 +12,11 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// withoutEvent are the conditions that are ordinary, so that users are not notified of them: a new
-// RAID volume is synchronised.
+// withoutEvent are ordinary: a new RAID volume is synchronised.
 var withoutEvent = []string{conditions.OutOfSync}
 
-// TestEveryConditionHasAnEvent has a node report each condition of a class, with and without
-// space in the class, and each of a volume. It lasts until the next pass, as what may pass by
-// itself is reported then.
+// Each condition lasts two passes, as transient ones are reported then; classes have it with
+// and without free space.
 func TestEveryConditionHasAnEvent(t *testing.T) {
 	w := newAuditing(t, "")
 	var ofClass, ofVolume []string
@@ -66,7 +64,7 @@ func TestEveryConditionHasAnEvent(t *testing.T) {
 	check("a volume", ofVolume, append(events, w.setHealth(with(ofVolume), nil)...))
 }
 
-// with returns conditions whose messages end so that none contains another.
+// with makes messages none of which contains another.
 func with(types []string) []*lvmdv1.Condition {
 	list := of(types...)
 	for _, c := range list {
@@ -75,7 +73,7 @@ func with(types []string) []*lvmdv1.Condition {
 	return list
 }
 
-// reportClass sets what n1 reports of its class, and waits until the controller knows.
+// reportClass waits until the controller knows.
 func (w *auditing) reportClass(bytes int64, conditions []*lvmdv1.Condition) {
 	w.t.Helper()
 	w.node.SetClass("local", bytes, conditions...)
@@ -86,8 +84,7 @@ func (w *auditing) reportClass(bytes int64, conditions []*lvmdv1.Condition) {
 	})
 }
 
-// TestAClassWhoseConditionsChange follows one class: each condition that comes has an Event, even
-// beside one that was there, and one that stays has none.
+// Each new condition has an Event, even beside an older one, which has none.
 func TestAClassWhoseConditionsChange(t *testing.T) {
 	w := newAuditing(t, "")
 	step := func(what string, bytes int64, conditions []*lvmdv1.Condition, want ...string) {

@@ -32,46 +32,42 @@ import (
 	"github.com/carve-csi/carve/pkg/uplink"
 )
 
-// Options configure a Controller. All are required but for the booleans.
+// Options configure a Controller. All but the booleans and those with a stated default are
+// required.
 type Options struct {
-	// Client talks to the API server. It must not be limited on its own side:
-	// the API server's priority and fairness does that.
+	// Client must not limit its rate: the API server's priority and fairness does.
 	Client kubernetes.Interface
-	// Snapshots talks to it about snapshots; nil for none of them, which is not
-	// required.
+	// Snapshots may be nil: then the controller serves no snapshots.
 	Snapshots snapshotclient.Interface
-	// Namespace is where Carve is installed.
 	Namespace string
 	// UplinkListen is the address that nodes dial.
 	UplinkListen string
-	// Identity names this replica in the lease.
-	Identity string
-	// LeaderElect makes replicas agree on which one acts. Without it this one does.
+	Identity     string
+	// LeaderElect makes replicas elect one to act. Without it this one acts.
 	LeaderElect bool
-	// RemoveOrphans makes the audit remove volumes that no object names, instead of
-	// only reporting them.
+	// RemoveOrphans makes the audit remove orphans instead of only reporting them.
 	RemoveOrphans bool
-	// OrphanGrace is how long no object must have known an orphan: at least LeastOrphanGrace, zero means DefaultOrphanGrace.
+	// OrphanGrace is the time for which no object may name an orphan: at least
+	// LeastOrphanGrace; zero means DefaultOrphanGrace.
 	OrphanGrace time.Duration
-	// AuditInterval is how often all nodes' volumes are compared with the PersistentVolumes; zero means once a minute.
+	// AuditInterval is the time between audits; zero means a minute.
 	AuditInterval time.Duration
-	// TemplateLabel is the label by whose values nodes are of one kind to the Cluster
+	// TemplateLabel is the label whose value identifies a kind of node to the Cluster
 	// Autoscaler; empty publishes nothing for it.
 	TemplateLabel string
-	// RemoveStartupTaint makes the leader take the start-up taint (names.TaintAgentNotReady)
-	// from nodes that are ready. It needs the right to patch nodes.
+	// RemoveStartupTaint makes the leader remove names.TaintAgentNotReady from ready nodes. It
+	// needs the right to patch nodes.
 	RemoveStartupTaint bool
 	// StartupTaintKeys are further keys of that taint.
 	StartupTaintKeys []string
-	// NodeConditions makes the leader keep a condition of each device class on its Node. It needs the
-	// right to patch nodes/status.
+	// NodeConditions makes the leader keep a condition of each device class on its Node. It
+	// needs the right to patch nodes/status.
 	NodeConditions bool
-	// Registerer takes the metrics.
-	Registerer prometheus.Registerer
-	Log        *slog.Logger
+	Registerer     prometheus.Registerer
+	Log            *slog.Logger
 }
 
-// How old a volume must be to be an orphan: usually, and at least.
+// Default and minimum of Options.OrphanGrace.
 const (
 	DefaultOrphanGrace = audit.DefaultOrphanGrace
 	LeastOrphanGrace   = audit.LeastOrphanGrace
@@ -79,9 +75,8 @@ const (
 
 // Controller is one replica.
 type Controller struct {
-	o    Options
-	core *core
-	// all watches the cluster, own only our capacity objects.
+	o        Options
+	core     *core
 	all, own informers.SharedInformerFactory
 
 	agents    *trust.Agents
@@ -89,11 +84,11 @@ type Controller struct {
 	listening atomic.Bool
 	readiness readiness
 
-	// acting is what runs while this replica leads, nil otherwise.
+	// acting is nil while this replica does not lead.
 	acting atomic.Pointer[acting]
 }
 
-// acting is what only the leader does.
+// acting has the parts that only the leader runs.
 type acting struct {
 	provisioner *provision.Provisioner
 	deleter     *reclaim.Deleter
@@ -103,7 +98,7 @@ type acting struct {
 	conditions  *audit.NodeConditions // nil unless Options.NodeConditions
 }
 
-// New makes a replica. Run runs it.
+// New returns a replica for Run.
 func New(o Options) (*Controller, error) {
 	if o.OrphanGrace == 0 {
 		o.OrphanGrace = audit.DefaultOrphanGrace
@@ -149,8 +144,8 @@ func New(o Options) (*Controller, error) {
 	return c, nil
 }
 
-// Run runs the replica until ctx is done: it accepts nodes and watches the
-// cluster at once, and acts while it leads.
+// Run accepts nodes and watches the cluster at once, and acts while it leads, until ctx is
+// done.
 func (c *Controller) Run(ctx context.Context) error {
 	defer c.core.Fleet.Close()
 	recorder, stopEvents := cluster.NewRecorder(c.o.Client)
@@ -182,7 +177,8 @@ func (c *Controller) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		}
-		// The uplinks are closed after the lease was released: that takes seconds for thousands of them.
+		// Close the uplinks after the release of the lease: that takes seconds for thousands
+		// of them.
 		serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 		defer stop()
 		group.Go(func() error { return c.serveUplink(serving, lis, store) })
@@ -192,8 +188,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// findClusterID learns the installation's id, for which the UID of the
-// namespace kube-system stands, as is the custom.
+// findClusterID reads the installation's id: by custom, the UID of the namespace kube-system.
 func (c *Controller) findClusterID(ctx context.Context) {
 	_ = wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (bool, error) {
 		ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
@@ -208,12 +203,12 @@ func (c *Controller) findClusterID(ctx context.Context) {
 	})
 }
 
-// agentsTimeout bounds how long nodes wait for their agents' addresses to be known.
+// agentsTimeout bounds the wait for the agents' addresses.
 const agentsTimeout = 10 * time.Second
 
 func (c *Controller) serveUplink(ctx context.Context, lis net.Listener, store *trust.Store) error {
-	// After a restart all nodes dial at once, beside any Pod that does: places are kept for those that
-	// are known.
+	// After a restart all nodes dial at once, and any Pod may, too: the server reserves places
+	// for known addresses.
 	waiting, stop := context.WithTimeout(ctx, agentsTimeout)
 	defer stop()
 	if !cache.WaitForCacheSync(waiting.Done(), c.agents.Synced) && ctx.Err() == nil {
@@ -232,8 +227,8 @@ func (c *Controller) serveUplink(ctx context.Context, lis net.Listener, store *t
 	return server.Serve(ctx, lis)
 }
 
-// nodeChanged is called with every new view of a node. The ledger takes it in first, so that
-// whatever is done next sees free space and volumes of one instant.
+// nodeChanged updates the ledger first: all that follows must see free space and volumes of
+// one instant.
 func (c *Controller) nodeChanged(view *fleet.View) {
 	if view.Reported() {
 		c.core.ledger.Report(view.Node, reportOf(view))
@@ -264,8 +259,8 @@ func (c *Controller) nodeChanged(view *fleet.View) {
 	}
 }
 
-// nodeForgotten drops a node's report from the ledger, too. The fleet calls it in
-// order with NodeChanged, so that it never drops the report of a node that came back.
+// nodeForgotten runs in order with nodeChanged, so it never drops the report of a node that
+// came back.
 func (c *Controller) nodeForgotten(node string) {
 	c.core.ledger.Forget(node)
 	c.core.available.Forget(node)
@@ -279,7 +274,7 @@ func reportOf(view *fleet.View) scheduler.NodeReport {
 			group = "class " + class.GetName() // shares with no other
 		}
 		if class.GetType() == "thin" {
-			group += " pool of " + class.GetName() // no two classes have one pool
+			group += " pool of " + class.GetName() // no two classes share a pool
 		}
 		report.Classes = append(report.Classes, scheduler.ClassReport{
 			Name: class.GetName(), Default: class.GetDefault(), Group: group,
@@ -294,8 +289,8 @@ func reportOf(view *fleet.View) scheduler.NodeReport {
 	return report
 }
 
-// forgetGoneNodes drops what is known of nodes that are gone, and what is published for those that are to have
-// no agent any more.
+// forgetGoneNodes drops the memory of nodes that are gone, and the capacity published for
+// nodes that no longer run an agent.
 func (c *Controller) forgetGoneNodes(ctx context.Context) {
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		if c.core.Synced() {
@@ -304,8 +299,7 @@ func (c *Controller) forgetGoneNodes(ctx context.Context) {
 	}, time.Minute)
 }
 
-// heldBack returns how many nodes are held back for a cause. One that is to have no agent is not: nothing is
-// published for it.
+// heldBack excludes nodes that no longer run an agent: nothing is published for them.
 func (c *Controller) heldBack(cause string) float64 {
 	nodes := c.core.available.HeldBack(cause)
 	if cause == cluster.CauseAway {
@@ -314,7 +308,6 @@ func (c *Controller) heldBack(cause string) float64 {
 	return float64(len(nodes))
 }
 
-// forgetNodes looks at every node once.
 func (c *Controller) forgetNodes(ctx context.Context) {
 	for _, view := range c.core.Fleet.Views() {
 		if view.Connected {
@@ -324,7 +317,7 @@ func (c *Controller) forgetNodes(ctx context.Context) {
 			c.core.Fleet.Forget(view.Node)
 		}
 	}
-	// A create that fails when its node is forgotten already counts against it again.
+	// A create that fails just after its node was forgotten counts against the node again.
 	for _, node := range c.core.available.Nodes() {
 		if _, connectedOnce := c.core.Fleet.View(node); connectedOnce {
 			continue // The fleet forgets it.
@@ -336,7 +329,7 @@ func (c *Controller) forgetNodes(ctx context.Context) {
 	if a := c.acting.Load(); a != nil {
 		a.publisher.RemoveRetired()
 	}
-	c.core.ledger.Expire() // A replica that led has reservations left.
+	c.core.ledger.Expire() // Reservations of an earlier term remain.
 	c.core.Losses.Agentless.Retain(c.core.Now(), func(node string) bool {
 		_, err := c.core.NodeLister.Get(node)
 		return err == nil

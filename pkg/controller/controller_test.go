@@ -41,7 +41,6 @@ type replica struct {
 	stop   func()
 }
 
-// freeAddress finds an address that no process listens on.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	lis := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
@@ -101,7 +100,7 @@ func TestRejectedUplinksAreCounted(t *testing.T) {
 	})
 }
 
-// realisticClient accepts tokens that name the node that they are bound to.
+// realisticClient accepts tokens only for the node they are bound to.
 func realisticClient(t *testing.T) *fake.Clientset {
 	t.Helper()
 	client := clientfake.New(&v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kube-system", UID: "the-cluster"}})
@@ -123,7 +122,6 @@ func connect(t *testing.T, client *fake.Clientset, node string, lvmd *lvmdfake.S
 	connectLogging(t, client, node, lvmd, slog.New(slog.DiscardHandler), replicas...)
 }
 
-// connectLogging is connect, with a log of what the node's client does.
 func connectLogging(t *testing.T, client *fake.Clientset, node string, lvmd *lvmdfake.Server, log *slog.Logger, replicas ...*replica) {
 	t.Helper()
 	connectServing(t, client, node, func() *grpc.Server {
@@ -133,7 +131,7 @@ func connectLogging(t *testing.T, client *fake.Clientset, node string, lvmd *lvm
 	}, log, replicas...)
 }
 
-// connectServing is connectLogging for any server: one is made for each replica.
+// connectServing makes a server per replica.
 func connectServing(t *testing.T, client *fake.Clientset, node string, serve func() *grpc.Server, log *slog.Logger, replicas ...*replica) {
 	t.Helper()
 	ca := must.Get(client.CoreV1().ConfigMaps("carve-system").Get(t.Context(), trust.CAName, metav1.GetOptions{}))(t)
@@ -206,7 +204,7 @@ func TestANodeCannotSpeakForAnother(t *testing.T) {
 	if views := r.c.core.Fleet.Views(); r.c.core.Fleet.Connected() != 0 || len(views) != 0 {
 		t.Errorf("a token of n1 let n2 in: %v", views)
 	}
-	// The same token is good for the node that it is bound to.
+	// The token is valid for its own node.
 	connect(t, client, "n1", lvmdfake.New("n1", lvmdfake.Class{Name: "local", Bytes: gib}), r)
 	waittest.Until(t, "n1 connects", func() bool { v, ok := r.c.core.Fleet.View("n1"); return ok && v.Connected })
 	if _, known := r.c.core.Fleet.View("n2"); known {

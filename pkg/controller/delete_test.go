@@ -28,7 +28,7 @@ func spaceOf(bytes int64) scheduler.FreeSpace {
 	return scheduler.FreeSpace{Total: bytes, Available: bytes, MaximumVolume: bytes}
 }
 
-// released does what the PV controller does when a claim is gone.
+// released acts as the PV controller does after a claim's deletion.
 func (h *harness) released(name string) {
 	h.t.Helper()
 	pv := h.pv(name).DeepCopy()
@@ -42,12 +42,11 @@ func (h *harness) released(name string) {
 	}
 }
 
-// boundVolume makes a claim and its volume.
 func (h *harness) boundVolume(name, node string) *v1.PersistentVolume {
 	h.t.Helper()
 	h.claim(name, node, nil)
 	waittest.Until(h.t, "claim is bound", h.bound(name))
-	// A claim that was deleted before its volume was seen is left to Kubernetes' PV controller.
+	// Kubernetes' PV controller must handle a claim deleted before its volume was seen.
 	waittest.Until(h.t, "its volume is seen", func() bool {
 		_, err := h.c.core.VolumeLister.Get("pvc-uid-" + name)
 		return err == nil
@@ -55,13 +54,13 @@ func (h *harness) boundVolume(name, node string) *v1.PersistentVolume {
 	return h.pv("pvc-uid-" + name)
 }
 
-// inTurn has the controller work on one claim at a time, and on one volume. Those of one namespace
-// come in the order of their events.
+// inTurn gives the controller one worker each for claims and for volumes. Items of one
+// namespace keep the order of their events.
 func inTurn(c *Controller) { c.core.workers = 1 }
 
-// passBy has the controller delete another volume, which is released. Working inTurn, it has looked
-// by then at every volume that changed before. What waits for a clock is due then only if the test
-// moved the clock before it touched the volume.
+// passBy waits until the controller has deleted another volume. With inTurn, it has then
+// handled all earlier changes. Work that waits for a clock is included only if the clock
+// advanced before the change.
 func (h *harness) passBy(node string) {
 	h.t.Helper()
 	h.passed++
@@ -79,15 +78,14 @@ func TestAReleasedVolumeIsDeletedFromItsNodeAndFromTheAPI(t *testing.T) {
 	h.class("carve", nil)
 	h.run()
 	h.boundVolume("c", "n1")
-	h.deleteClaim("c") // its volume is marked as released by us
+	h.deleteClaim("c") // the controller marks its volume as released
 	waittest.Until(h.t, "PersistentVolume is gone", func() bool { return h.volumes() == 0 })
 	if len(node.Volumes()) != 0 {
 		t.Error("the volume is still on the node")
 	}
 }
 
-// TestAVolumeIsDeletedOnceWhileTheCacheShowsItAsItWas has an API server whose watch shows a deleted
-// volume with its finalizer, again and again.
+// The API server's watch repeatedly shows a deleted volume with its finalizer.
 func TestAVolumeIsDeletedOnceWhileTheCacheShowsItAsItWas(t *testing.T) {
 	h := newHarness(t, inTurn)
 	node := h.node("n1", gib)
@@ -221,8 +219,8 @@ func TestVolumesOfOthersAreLeftAlone(t *testing.T) {
 	}
 }
 
-// The PV controller may be far behind, and would make calls for each of these. It does so for a volume that
-// the watch of volumes brings later than that of claims brings the deletion: there it is not helped.
+// The PV controller may be far behind, and would make calls for each volume. The controller
+// leaves a volume to it if the watch of volumes is behind that of claims.
 func TestAVolumeWhoseClaimIsDeletedBeforeItIsBoundIsDeleted(t *testing.T) {
 	h := newHarness(t)
 	node := h.node("n1", gib)

@@ -12,14 +12,14 @@ import (
 )
 
 const (
-	// resourceLook is how often an API server is asked for a resource that it did not have: it may be
-	// upgraded, or its definition be installed.
+	// resourceLook is the interval while the API server lacks a resource: an upgrade may add
+	// it.
 	resourceLook = 30 * time.Second
-	// resourceRetry is how soon one is asked again that did not answer.
+	// resourceRetry is the interval while it does not answer.
 	resourceRetry = time.Second
 )
 
-// awaitResource returns true once the API server has a resource, and false when ctx is done.
+// awaitResource returns true once the API server has a resource, false when ctx is done.
 func awaitResource(ctx context.Context, server discovery.DiscoveryInterface, group schema.GroupVersion, name string, log *slog.Logger) bool {
 	for {
 		next := resourceLook

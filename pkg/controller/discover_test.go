@@ -39,7 +39,7 @@ func TestAResourceIsWaitedForUntilTheAPIServerHasIt(t *testing.T) {
 	}
 }
 
-// An API server that fails says nothing of what it has: it is asked again soon.
+// A failing API server proves nothing about its resources.
 func TestAResourceIsFoundSoonAfterTheAPIServerFailed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := fake.NewClientset()

@@ -16,7 +16,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// restarted is a controller that leads after all replicas were away: no node has connected to it yet.
+// restarted leads after all replicas were away: no node has connected yet.
 type restarted struct {
 	*harness
 	nodes  []string
@@ -25,7 +25,7 @@ type restarted struct {
 	writes atomic.Int32 // of capacity objects and Nodes
 }
 
-// newRestarted starts one in a cluster in which six nodes are published, and waits until their grace is over.
+// newRestarted publishes six nodes and waits until their grace period is over.
 func newRestarted(t *testing.T) *restarted {
 	t.Helper()
 	r := &restarted{}
@@ -47,7 +47,7 @@ func newRestarted(t *testing.T) *restarted {
 		c.o.Log = r.log.Logger()
 		c.core.Now = func() time.Time { return start.Add(time.Duration(r.now.Load())) }
 		c.core.available = c.newAvailability()
-		c.core.available.Grace = 2 * time.Second // within it the publisher looks at three nodes
+		c.core.available.Grace = 2 * time.Second // time for the publisher to check three nodes
 	})
 	for _, resource := range []string{"csistoragecapacities", "nodes"} {
 		r.react("*", resource, func(action k8stesting.Action) (bool, runtime.Object, error) {
@@ -68,7 +68,7 @@ func (r *restarted) logged(message string) int {
 	return len(r.log.Find(func(line logtest.Record) bool { return line.Message == message }))
 }
 
-// back has nodes connect, and waits until what is published for them has been looked at.
+// back connects nodes and waits until the publisher has checked them.
 func (r *restarted) back(nodes ...string) {
 	r.t.Helper()
 	for _, node := range nodes {
@@ -79,7 +79,6 @@ func (r *restarted) back(nodes ...string) {
 	}
 }
 
-// wantDisruptions waits until so many have begun, and ended.
 func (r *restarted) wantDisruptions(began, ended int) {
 	r.t.Helper()
 	waittest.Until(r.t, fmt.Sprintf("%d disruptions have begun, and %d ended", began, ended), func() bool {

@@ -20,12 +20,11 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// encrypted makes a StorageClass one of encrypted volumes.
 func encrypted(c *storagev1.StorageClass) {
 	c.Parameters = map[string]string{names.ParamEncryption: names.EncryptionEphemeral, names.ParamEncryptionDiscards: "true"}
 }
 
-// ofPod makes a claim that of a Pod's generic ephemeral volume.
+// ofPod makes the claim belong to a Pod's generic ephemeral volume.
 func ofPod(c *v1.PersistentVolumeClaim) {
 	controller := true
 	c.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "pod", UID: "uid-pod", Controller: &controller}}
@@ -135,7 +134,7 @@ func TestDiscardsThatEncryptionKeepsBackAreAnEventOnTheClaim(t *testing.T) {
 	}
 }
 
-// empty has a volume lose its data, and waits until the controller knows.
+// empty makes a volume lose its data and waits until the controller knows.
 func (h *harness) empty(node *lvmdfake.Server, volume string, at time.Time) {
 	h.t.Helper()
 	node.Empty(volume, at)
@@ -145,8 +144,7 @@ func (h *harness) empty(node *lvmdfake.Server, volume string, at time.Time) {
 	})
 }
 
-// dataLossEvents has an auditor make a pass, and returns the Events of it that say
-// that a volume lost its data.
+// dataLossEvents returns the Events of one pass about lost data.
 func (h *harness) dataLossEvents(a *audit.Auditor) []string {
 	h.drain()
 	a.Pass(h.t.Context())
@@ -155,13 +153,12 @@ func (h *harness) dataLossEvents(a *audit.Auditor) []string {
 
 func TestUsersOfAVolumeAreNotifiedOnceThatItsDataIsLost(t *testing.T) {
 	w := newAuditing(t, "")
-	// As a StatefulSet makes it: the Pod does not own the claim.
+	// As with a StatefulSet, the Pod does not own the claim.
 	w.pod("user", "n1", "c", v1.PodPending)
 	w.pod("done", "n1", "c", v1.PodFailed)
 	w.pod("other", "n1", "another", v1.PodRunning)
 	when := time.Date(2030, 1, 2, 3, 4, 5, 678, time.UTC)
 	w.empty(w.node, "pvc-uid-c", when)
-	// The volume, the claim and the Pod.
 	wantEvents(t, "the data is lost", w.dataLossEvents(w.a), 3, "Warning VolumeEmptied", "is empty since 2030-01-02T03:04:05Z", "node n1 was restarted")
 	waittest.Until(w.t, "it is noted", func() bool {
 		obj, exists, err := w.c.core.Volumes.GetStore().GetByKey("pvc-uid-c")

@@ -82,7 +82,7 @@ func TestSettingsReachTheNode(t *testing.T) {
 	})
 	h.run()
 	h.boundVolume("c", "n1")
-	// What the file system needs at least is known before the node is asked.
+	// The minimum for the file system is applied before the node is asked.
 	if v := node.Volumes()["pvc-uid-c"]; v.GetFsType() != "xfs" || v.GetSizeBytes() < filesystem.MinimumSize(filesystem.XFS, false) {
 		t.Errorf("volume %v", v)
 	}

@@ -13,7 +13,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// changeNode changes a Node object.
 func (h *harness) changeNode(name string, change func(*v1.Node)) {
 	h.t.Helper()
 	nodes := h.client.CoreV1().Nodes()
@@ -22,7 +21,7 @@ func (h *harness) changeNode(name string, change func(*v1.Node)) {
 	must.Get(nodes.Update(h.t.Context(), node, metav1.UpdateOptions{}))(h.t)
 }
 
-// markToRemove marks a node as the Cluster Autoscaler does.
+// markToRemove acts as the Cluster Autoscaler does.
 func markToRemove(node *v1.Node) {
 	node.Spec.Taints = append(node.Spec.Taints, v1.Taint{Key: names.TaintScaleDownCandidate, Value: "1786925486", Effect: v1.TaintEffectPreferNoSchedule})
 }
@@ -45,7 +44,7 @@ func TestAVolumeIsPinnedBeforeItsNodeIsRemovedThatFitsOnNoOther(t *testing.T) {
 	if pv := h.pv(moves.Name); pv.Spec.NodeAffinity != nil {
 		t.Errorf("it fits on n2, and is pinned: %v", pv.Spec.NodeAffinity)
 	}
-	// Both nodes were judged together. Now n1 has no other node left.
+	// Both nodes were judged together. Now n1 lacks an alternative.
 	h.changeNode("n2", cordon)
 	h.changeNode("n3", func(n *v1.Node) {
 		n.Spec.Taints = append(n.Spec.Taints, v1.Taint{Key: "example.com/gpu", Effect: v1.TaintEffectNoSchedule})
@@ -54,7 +53,6 @@ func TestAVolumeIsPinnedBeforeItsNodeIsRemovedThatFitsOnNoOther(t *testing.T) {
 	waittest.Until(t, "three are counted", func() bool { return h.pinnedFor("full") == 3 })
 }
 
-// pinnedFor is how many volumes were pinned for a reason.
 func (h *harness) pinnedFor(reason string) (count float64) {
 	h.t.Helper()
 	for _, family := range must.Get(h.c.o.Registerer.(*prometheus.Registry).Gather())(h.t) {

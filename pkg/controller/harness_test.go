@@ -41,8 +41,7 @@ const (
 	soon = time.Minute
 )
 
-// harness is a leading controller over a fake API server, with fake nodes on a
-// real uplink.
+// harness is a leading controller over a fake API server, with fake nodes on a real uplink.
 type harness struct {
 	t      *testing.T
 	c      *Controller
@@ -50,15 +49,15 @@ type harness struct {
 	net    *uplinktest.Network
 	events *record.FakeRecorder
 	stop   func()
-	// pvController binds claims; nil for an API server that there was already.
+	// pvController is nil if the API server existed before.
 	pvController *pvcontrollerfake.PVController
-	// passed is how often passBy was called.
+	// passed counts calls of passBy.
 	passed int
 }
 
 type harnessOption func(*Controller)
 
-// withoutPods is for claims that have selected a node and have no Pod: none is waited for.
+// withoutPods disables the wait for the Pods of claims with a selected node.
 func withoutPods(c *Controller) { c.core.podLag = -1 }
 
 func newHarness(t *testing.T, opts ...harnessOption) *harness {
@@ -70,7 +69,6 @@ func newHarness(t *testing.T, opts ...harnessOption) *harness {
 	return h
 }
 
-// newHarnessOn is newHarness over an API server that there is already.
 func newHarnessOn(t *testing.T, client *fake.Clientset, opts ...harnessOption) *harness {
 	t.Helper()
 	h := &harness{t: t, client: client, events: record.NewFakeRecorder(1000)}
@@ -87,7 +85,7 @@ func newHarnessOn(t *testing.T, client *fake.Clientset, opts ...harnessOption) *
 		o(c)
 	}
 	for _, informer := range c.core.Informers() {
-		// The fake hands the very objects out that it keeps: they must not be changed.
+		// The fake returns the objects that it stores: never change them.
 		must.Succeed(t, informer.SetTransform(func(obj any) (any, error) { return obj, nil }))
 	}
 	c.core.Losses.Grace = 50 * time.Millisecond
@@ -97,9 +95,8 @@ func newHarnessOn(t *testing.T, client *fake.Clientset, opts ...harnessOption) *
 	return h
 }
 
-// newClientset is a fake API server that gives the capacity objects that are written resource
-// versions, as the real one does: by them the publisher knows its own writes from what its watch
-// delivers late.
+// newClientset gives capacity objects resource versions, as the real API server does: the
+// publisher needs them to distinguish its own writes from older events.
 func newClientset(objects ...runtime.Object) *fake.Clientset {
 	client := clientfake.New(objects...)
 	var version atomic.Int64
@@ -115,7 +112,7 @@ func newClientset(objects ...runtime.Object) *fake.Clientset {
 	return client
 }
 
-// react has a function answer requests before the fake API server does, from now on.
+// react answers requests before the fake API server does.
 func (h *harness) react(verb, resource string, reaction clienttesting.ReactionFunc) {
 	clientfake.React(h.client, verb, resource, reaction)
 }
@@ -126,7 +123,7 @@ func stampVersion(obj runtime.Object, version *atomic.Int64) {
 	}
 }
 
-// run lets the controller act until the test ends, or stop is called.
+// run lets the controller act until the test ends or stop is called.
 func (h *harness) run() {
 	ctx, cancel := context.WithCancel(context.Background())
 	h.c.all.Start(ctx.Done())
@@ -156,7 +153,6 @@ func (h *harness) run() {
 	})
 }
 
-// logState logs what the controller knows, if the test failed.
 func (h *harness) logState() {
 	if !h.t.Failed() {
 		return
@@ -170,7 +166,7 @@ func (h *harness) logState() {
 		h.t.Logf("published as %s: node %s, class %s, %v, at most %v", c.Name, capacity.TopologyNode(&c), c.StorageClassName, c.Capacity, c.MaximumVolumeSize)
 	}
 	for _, obj := range h.c.core.Capacities.GetStore().List() {
-		c := obj.(*storagev1.CSIStorageCapacity).DeepCopy() // what is printed is written to
+		c := obj.(*storagev1.CSIStorageCapacity).DeepCopy() // logging writes to it
 		h.t.Logf("in the cache: %s: %v, at most %v", c.GetName(), c.Capacity, c.MaximumVolumeSize)
 	}
 	for _, view := range h.c.core.Fleet.Views() {
@@ -183,7 +179,7 @@ func (h *harness) logState() {
 	h.t.Logf("%d reservations, claims %v", h.c.core.ledger.Reservations(), h.c.core.Claims.GetStore().ListKeys())
 }
 
-// node adds a Node object and, unless it has no size, its lvmd.
+// node adds a Node object and, unless bytes is 0, its lvmd.
 func (h *harness) node(name string, bytes int64) *lvmdfake.Server {
 	h.t.Helper()
 	must.Get(h.client.CoreV1().Nodes().Create(h.t.Context(), &v1.Node{ObjectMeta: metav1.ObjectMeta{
@@ -223,7 +219,7 @@ func immediate(c *storagev1.StorageClass) {
 	c.VolumeBindingMode = &mode
 }
 
-// claim makes a claim of 100 MiB in class "carve" that chose node.
+// claim makes a claim of 100 MiB in class "carve" with the selected node.
 func (h *harness) claim(name, node string, change func(*v1.PersistentVolumeClaim)) *v1.PersistentVolumeClaim {
 	h.t.Helper()
 	class := "carve"
@@ -251,7 +247,6 @@ func (h *harness) getClaim(name string) *v1.PersistentVolumeClaim {
 	return claim
 }
 
-// selectNode does what the scheduler does.
 func (h *harness) selectNode(name, node string) {
 	h.t.Helper()
 	claim := h.getClaim(name)
@@ -280,7 +275,7 @@ func (h *harness) volumes() int {
 	return len(list.Items)
 }
 
-// event waits for an Event whose text has all the parts.
+// event waits for an Event that contains all parts.
 func (h *harness) event(parts ...string) {
 	h.t.Helper()
 	deadline := time.After(soon)
@@ -302,7 +297,6 @@ func (h *harness) event(parts ...string) {
 	}
 }
 
-// unread are the Events that were sent and not read yet.
 func (h *harness) unread() (found []string) {
 	for {
 		select {
@@ -314,12 +308,11 @@ func (h *harness) unread() (found []string) {
 	}
 }
 
-// warnings are those of type Warning.
 func (h *harness) warnings() []string {
 	return slices.DeleteFunc(h.unread(), func(e string) bool { return !strings.HasPrefix(e, v1.EventTypeWarning) })
 }
 
-// capacity returns what is published for a node in class "carve".
+// capacity returns the node's object for class "carve".
 func (h *harness) capacity(node string) *storagev1.CSIStorageCapacity {
 	key := capacity.Key{Node: node, Class: "carve"}
 	c, err := h.client.StorageV1().CSIStorageCapacities("carve-system").Get(context.Background(), key.ObjectName(), metav1.GetOptions{})
@@ -343,7 +336,6 @@ func (h *harness) bound(name string) func() bool {
 	}
 }
 
-// leader waits until the controller acts, and returns what does.
 func (h *harness) leader() *acting {
 	h.t.Helper()
 	var a *acting
@@ -354,7 +346,7 @@ func (h *harness) leader() *acting {
 	return a
 }
 
-// newAuditor makes an auditor whose passes the test makes.
+// newAuditor makes an auditor for manual passes.
 func newAuditor(c *core, remove bool, grace time.Duration, busy func(string) bool) *audit.Auditor {
 	return audit.New(c.Cluster, audit.Options{RemoveOrphans: remove, Grace: grace, Since: c.Now(), Busy: busy, Metrics: c.metrics.audit})
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// pod makes a Pod on a node that uses a claim.
 func (h *harness) pod(name, node, claim string, phase v1.PodPhase) {
 	h.t.Helper()
 	p := &v1.Pod{
@@ -25,7 +24,7 @@ func (h *harness) pod(name, node, claim string, phase v1.PodPhase) {
 	must.Get(h.client.CoreV1().Pods("default").Create(h.t.Context(), p, metav1.CreateOptions{}))(h.t)
 }
 
-// drain returns the Events since the last time.
+// drain returns the Events since the last call.
 func (h *harness) drain() []string {
 	var events []string
 	for {
@@ -38,8 +37,7 @@ func (h *harness) drain() []string {
 	}
 }
 
-// setHealth sets the volume's health, waits until the controller knows, makes a pass, and
-// returns the Events of it that concern health.
+// setHealth waits until the controller knows, and returns the Events of one pass about health.
 func (w *auditing) setHealth(conditions, found []*lvmdv1.Condition) []string {
 	w.t.Helper()
 	var id string
@@ -67,7 +65,7 @@ func of(types ...string) []*lvmdv1.Condition {
 	return c
 }
 
-// wantEvents checks Events: how many there are, and what words are in each.
+// wantEvents wants n Events that contain all words.
 func wantEvents(t *testing.T, what string, got []string, n int, words ...string) {
 	t.Helper()
 	if len(got) != n {
@@ -89,7 +87,7 @@ func TestUsersAreNotifiedOfWhatIsWrongWithTheirVolumes(t *testing.T) {
 	w.pod("done", "n1", "c", v1.PodSucceeded)
 	w.pod("other", "n1", "another", v1.PodRunning)
 
-	// The claim, and the two Pods that use it.
+	// On the claim and on the two Pods that use it.
 	wantEvents(t, "a lost disk", w.setHealth(of("MissingDevice"), nil), 3, "Warning VolumeUnhealthy", "on node n1", "MissingDevice: why MissingDevice")
 	wantEvents(t, "the same", w.setHealth(of("MissingDevice"), nil), 0)
 	wantEvents(t, "what the node plugin found", w.setHealth(of("MissingDevice"), of("FileSystemErrors")), 3, "VolumeUnhealthy", "FileSystemErrors")
@@ -102,8 +100,6 @@ func TestUsersAreNotifiedOfWhatIsWrongWithTheirVolumes(t *testing.T) {
 	wantEvents(t, "what did not pass", w.setHealth(of("Suspended"), nil), 3, "VolumeUnhealthy", "Suspended")
 }
 
-// TestANodeWithoutItsVolumeGroupIsNamedUntilItHasOne has a node report a class without its
-// group, twice, and then with it.
 func TestANodeWithoutItsVolumeGroupIsNamedUntilItHasOne(t *testing.T) {
 	w := newAuditing(t, "")
 	report := func(bytes int64, conditions ...*lvmdv1.Condition) []string {

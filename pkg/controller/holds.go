@@ -10,7 +10,6 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 )
 
-// newAvailability makes the replica's view of which nodes can provision.
 func (c *Controller) newAvailability() *cluster.Availability {
 	connected := func(node string) bool {
 		view, ok := c.core.Fleet.View(node)
@@ -19,7 +18,6 @@ func (c *Controller) newAvailability() *cluster.Availability {
 	return cluster.NewAvailability(connected, c.core.ledger, c.availabilityChanged, func() time.Time { return c.core.Now() }, c.o.Log)
 }
 
-// availabilityChanged publishes a node's capacity and conditions again where this replica leads.
 func (c *Controller) availabilityChanged(node string) {
 	a := c.acting.Load()
 	if a == nil {
@@ -31,15 +29,15 @@ func (c *Controller) availabilityChanged(node string) {
 	}
 }
 
-// adoptHolds takes over what the leader before held back. What this replica held back when it led earlier
-// no longer counts.
+// adoptHolds takes over the previous leader's holds, in place of those of an earlier term of
+// this replica.
 func (c *Controller) adoptHolds() {
 	for _, object := range cluster.List(c.core.Capacities) {
 		c.core.adoptHold(object)
 	}
 }
 
-// adoptHold takes over what another replica noted on a capacity object.
+// adoptHold reads the annotation of a capacity object.
 func (c *core) adoptHold(object *storagev1.CSIStorageCapacity) {
 	node := capacity.TopologyNode(object)
 	class, ok := c.DeviceClassOf(node, object.StorageClassName)

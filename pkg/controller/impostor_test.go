@@ -27,7 +27,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// newBound returns a harness with two nodes, of which the first has the volume of the bound claim c.
+// newBound returns two nodes; the first has the volume of the bound claim c.
 func newBound(t *testing.T) (h *harness, node, impostor *lvmdfake.Server) {
 	t.Helper()
 	h = newHarness(t)
@@ -38,7 +38,7 @@ func newBound(t *testing.T) (h *harness, node, impostor *lvmdfake.Server) {
 	return h, node, impostor
 }
 
-// answersWith has a node answer creates with an id, but those of the volume that has it.
+// answersWith makes a node answer creates with id, except those of its holder.
 func answersWith(node *lvmdfake.Server, holder, id string) {
 	node.SetHooks(lvmdfake.Hooks{BeforeCreate: func(_ context.Context, r *lvmdv1.CreateVolumeRequest) error {
 		if r.GetName() != holder {
@@ -49,9 +49,8 @@ func answersWith(node *lvmdfake.Server, holder, id string) {
 	}})
 }
 
-// stolen has impostor report the volume of that name of node, and waits until the
-// controller has seen that. A claim that is still carried out would have it removed from
-// there.
+// stolen makes impostor report node's volume of that name, and waits until the controller
+// knows. A claim still in work would remove it there.
 func (h *harness) stolen(node, impostor *lvmdfake.Server, name string) *lvmdv1.Volume {
 	h.t.Helper()
 	h.idle()
@@ -192,7 +191,7 @@ func TestAnIDIsOneVolumesOnOneNode(t *testing.T) {
 	}
 }
 
-// Both creates are under way before anything shows what the first one was answered with.
+// Both creates are in flight before either answer arrives.
 func TestOfTwoCreatesThatAreAnsweredWithOneIDOneIsRefused(t *testing.T) {
 	h := newHarness(t)
 	h.node("n1", gib)

@@ -40,9 +40,9 @@ func TestALostAnswerIsAskedForAgain(t *testing.T) {
 	}
 }
 
-// A create whose answer is lost, after which the scheduler chooses another
-// node: the volume must be gone from the first before the second is asked, and
-// the PersistentVolume must name the second.
+// The answer of a create is lost, and the scheduler chooses another node: the volume must be
+// gone from the first before the second is asked, and the PersistentVolume must name the
+// second.
 func TestAClaimThatMovesWhileACreateIsInFlightLeavesNothingBehind(t *testing.T) {
 	h := newHarness(t)
 	n1, n2 := h.node("n1", gib), h.node("n2", gib)
@@ -133,11 +133,10 @@ func TestAClaimIsNeverRescheduledWhileItsCreateIsInFlightUnlessTheNodeIsLost(t *
 	}
 }
 
-// A claim that chose n1 when this run of the controller began: an earlier one may
-// have sent the create.
+// An earlier process run may have sent the create to the selected node.
 func TestAClaimThatSelectedANodeInAnEarlierRunIsInFlightThere(t *testing.T) {
 	for name, test := range map[string]struct {
-		moves bool // the scheduler chooses n2 meanwhile
+		moves bool // the scheduler chooses n2 instead
 		then  func(*harness, *lvmdfake.Server)
 		made  bool // by the earlier run
 		node  string
@@ -191,7 +190,7 @@ func TestAClaimThatSelectedANodeInAnEarlierRunIsInFlightThere(t *testing.T) {
 	}
 }
 
-// Connected nodes are asked at once, and not for what is not there.
+// The leader asks connected nodes at once.
 func TestANewLeaderWaitsForNoNodeThatItCanAsk(t *testing.T) {
 	h := newHarness(t)
 	n1 := h.node("n1", gib)
@@ -217,8 +216,8 @@ func TestANewRunOfTheControllerGoesOnWhereTheOldOneStopped(t *testing.T) {
 	h := newHarness(t)
 	node := h.node("n1", gib)
 	h.class("carve", nil)
-	// As if an earlier run had made the volume and then crashed: before the
-	// PersistentVolume was written for one claim, after it for the other.
+	// An earlier run crashed before it wrote the PersistentVolume of one claim, and after it
+	// wrote the other's.
 	h.claim("made", "n1", nil)
 	h.claim("written", "n1", nil)
 	for _, name := range []string{"made", "written"} {

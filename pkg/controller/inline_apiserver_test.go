@@ -15,8 +15,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestInlineVolumesAreForNamespacesThatWereLetIn applies the policy that comes
-// with inline volumes.
+// The policy is the one shipped with inline volumes.
 func TestInlineVolumesAreForNamespacesThatWereLetIn(t *testing.T) {
 	client := connectToAPIServer(t)
 	apply(t, client, "../../deploy/components/inline-volumes/policy.yaml")

@@ -29,8 +29,7 @@ import (
 
 const ours = "carve-system"
 
-// apply creates what a manifest holds until the test ends; objects without a
-// namespace of their own go into ours.
+// apply creates a manifest's objects until the test ends, in our namespace if they name none.
 func apply(t *testing.T, client kubernetes.Interface, path string) {
 	t.Helper()
 	content := must.Get(os.ReadFile(path))(t)
@@ -95,8 +94,8 @@ func apply(t *testing.T, client kubernetes.Interface, path string) {
 	}
 }
 
-// servesSince reports whether the API server has a resource, which is said to come with a minor
-// version of Kubernetes.
+// servesSince reports whether the API server has a resource, and checks that against the minor
+// version of Kubernetes that introduced it.
 func servesSince(t *testing.T, client kubernetes.Interface, minor uint, group schema.GroupVersion, resource string) bool {
 	t.Helper()
 	is := must.Get(version.ParseGeneric(must.Get(client.Discovery().ServerVersion())(t).GitVersion))(t)
@@ -107,28 +106,26 @@ func servesSince(t *testing.T, client kubernetes.Interface, minor uint, group sc
 	return has
 }
 
-// asController is a client with the rights that the controller's account has.
+// asController returns a client with the rights of the controller's account.
 func asController(t *testing.T) kubernetes.Interface {
 	t.Helper()
 	return asAccount(t, "carve-controller")
 }
 
-// asAccount is a client with the rights that an account of our namespace has, as a member of other
-// groups, too.
+// asAccount returns a client with the rights of an account of our namespace and of groups.
 func asAccount(t *testing.T, name string, groups ...string) kubernetes.Interface {
 	t.Helper()
 	return must.Get(kubernetes.NewForConfig(apiServerAs(t, name, groups...)))(t)
 }
 
-// install makes our namespace with the rights that are shipped, and says what the driver
-// can do.
+// install makes our namespace with the shipped rights, and the CSIDriver.
 func install(t *testing.T, client kubernetes.Interface) {
 	t.Helper()
 	_, err := client.CoreV1().Namespaces().Create(t.Context(), &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ours}}, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		t.Fatal(err)
 	}
-	// Without it the scheduler does not look at capacities.
+	// Without it the scheduler ignores capacities.
 	apply(t, client, "../../deploy/base/csidriver.yaml")
 	apply(t, client, "../../deploy/base/rbac-controller.yaml")
 	apply(t, client, "../../deploy/base/policy-controller.yaml")

@@ -43,17 +43,17 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// karpenter is a world without nodes in which Karpenter makes them: its kwok provider makes Node objects, and the test
-// is what runs on them.
+// karpenter is a world in which Karpenter's kwok provider makes the Node objects, and the test
+// plays what runs on them.
 type karpenter struct {
 	*world
 	net     *uplinktest.Network
 	objects dynamic.Interface
-	// disk is the size of each node's volume group.
+	// disk is the size of each node's volume group in bytes.
 	disk int64
-	// smallest is the argument --smallest-volume of the node plugins.
+	// smallest is the node plugins' --smallest-volume.
 	smallest atomic.Int64
-	// asked counts the rounds in which all kubelets asked for the number of volumes.
+	// asked counts rounds in which all kubelets asked for the number of volumes.
 	asked atomic.Int64
 }
 
@@ -65,8 +65,9 @@ var (
 
 const (
 	nodeClass = `{apiVersion: karpenter.kwok.sh/v1alpha1, kind: KWOKNodeClass, metadata: {name: disks}}`
-	// nodePool has a start-up taint, as docs/how-to/autoscaling.md says. Karpenter publishes an Event Unconsolidatable
-	// once for each node in 15 minutes, so it must not find another reason before its time.
+	// nodePool has a start-up taint, see docs/how-to/autoscaling.md. Karpenter publishes an
+	// Event Unconsolidatable once per node in 15 minutes, so it must not find another reason
+	// too early.
 	nodePool = `
 apiVersion: karpenter.sh/v1
 kind: NodePool
@@ -85,7 +86,7 @@ spec:
 	ofTheSet        = "app=db"
 )
 
-// withKarpenter runs Karpenter until the test ends, and a controller with volumes of a class.
+// withKarpenter runs Karpenter and a controller until the test ends.
 func withKarpenter(t *testing.T, class func(*storagev1.StorageClass), disk int64) *karpenter {
 	t.Helper()
 	k := &karpenter{world: &world{client: connectToAPIServer(t), namespace: ours, nodes: map[string]*lvmdfake.Server{}}, disk: disk,
@@ -100,7 +101,7 @@ func withKarpenter(t *testing.T, class func(*storagev1.StorageClass), disk int64
 	done := make(chan struct{})
 	t.Cleanup(func() { cancel(); <-done })
 	go func() { defer close(done); k.beKubelets(ctx, t) }()
-	// Those of a Karpenter before.
+	// Of an earlier Karpenter.
 	must.Succeed(t, k.client.CoreV1().Events("default").DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}))
 	startKarpenter(t)
 	waittest.Succeeds(t, "there are Karpenter's objects", func() error {
@@ -114,7 +115,6 @@ func withKarpenter(t *testing.T, class func(*storagev1.StorageClass), disk int64
 	return k
 }
 
-// startKarpenter runs e2e/karpenter until the test ends.
 func startKarpenter(t *testing.T) {
 	t.Helper()
 	program := os.Getenv("KARPENTER")
@@ -148,7 +148,7 @@ func (k *karpenter) make(kind schema.GroupVersionResource, text string) error {
 	return err
 }
 
-// end removes the Pods and the nodes, while Karpenter and the controller run.
+// end removes the Pods and the nodes while Karpenter and the controller run.
 func (k *karpenter) end(t *testing.T) {
 	ctx := context.Background()
 	inBackground := metav1.DeletePropagationBackground
@@ -166,7 +166,7 @@ func (k *karpenter) end(t *testing.T) {
 	})
 }
 
-// logEvents logs, of a failed test, what Karpenter says of its nodes.
+// logEvents logs Karpenter's Events if the test failed.
 func (k *karpenter) logEvents(t *testing.T) {
 	events, err := k.client.CoreV1().Events("default").List(context.Background(), metav1.ListOptions{})
 	if err != nil || !t.Failed() {
@@ -177,11 +177,11 @@ func (k *karpenter) logEvents(t *testing.T) {
 	}
 }
 
-// beKubelets does until ctx is done what kubelets, node plugins and lvmds do on the nodes.
+// beKubelets plays kubelets, node plugins and lvmds until ctx is done.
 func (k *karpenter) beKubelets(ctx context.Context, t *testing.T) {
 	lvmds := map[string]localLVMD{}
 	for ; ctx.Err() == nil; time.Sleep(100 * time.Millisecond) {
-		// What fails because an object was changed meanwhile succeeds later.
+		// Conflicts are retried in the next round.
 		nodes := k.runNodes(ctx, lvmds)
 		if nodes == nil {
 			k.asked.Add(1)
@@ -218,7 +218,7 @@ func (k *karpenter) runNodes(ctx context.Context, lvmds map[string]localLVMD) er
 	return nil
 }
 
-// localLVMD is what the node plugin asks, without a connection.
+// localLVMD serves the node plugin without a connection.
 type localLVMD struct {
 	lvmdv1.LVMDClient
 	server *lvmdfake.Server
@@ -232,7 +232,6 @@ func (l localLVMD) ListVolumes(ctx context.Context, r *lvmdv1.ListVolumesRequest
 	return l.server.ListVolumes(ctx, r)
 }
 
-// runNode registers the plugin, asks it for the number of volumes, and makes the node ready.
 func (k *karpenter) runNode(ctx context.Context, node *v1.Node, lvmd localLVMD) error {
 	most, err := k.most(ctx, node.Name, lvmd)
 	if err != nil {
@@ -259,7 +258,7 @@ func (k *karpenter) runNode(ctx context.Context, node *v1.Node, lvmd localLVMD) 
 	return patchNode(k.client, node.Name, fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, names.TopologyNode, node.Name))
 }
 
-// most is what the node plugin answers a kubelet that asks repeatedly.
+// most is the node plugin's answer to a kubelet that asks repeatedly.
 func (k *karpenter) most(ctx context.Context, node string, lvmd localLVMD) (int32, error) {
 	log, metrics := slog.New(slog.DiscardHandler), driver.NewMetrics()
 	registration := driver.NewRegistration("/csi.sock", metrics, log)
@@ -276,7 +275,6 @@ func (k *karpenter) most(ctx context.Context, node string, lvmd localLVMD) (int3
 	return int32(info.GetMaxVolumesPerNode()), err
 }
 
-// runPods has the Pods run that have a node.
 func (k *karpenter) runPods(ctx context.Context) error {
 	pods, err := k.client.CoreV1().Pods(ours).List(ctx, metav1.ListOptions{LabelSelector: ofTheSet, FieldSelector: "status.phase=Pending"})
 	if err != nil {
@@ -294,8 +292,8 @@ func (k *karpenter) runPods(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// startPods makes a ReplicaSet of one Pod with a generic ephemeral volume of 100 MiB. The Pods tolerate no taints, for
-// Karpenter does not move those that tolerate its own.
+// startPods makes a ReplicaSet of one Pod with a generic ephemeral volume of 100 MiB. Its Pods
+// tolerate no taints: Karpenter does not move Pods that tolerate its own.
 func (k *karpenter) startPods(t *testing.T, changes ...func(*v1.PodSpec)) {
 	t.Helper()
 	pod, _ := scheduledPod(true)
@@ -314,7 +312,7 @@ func (k *karpenter) scale(t *testing.T, pods int) {
 	must.Get(k.client.AppsV1().ReplicaSets(ours).Patch(t.Context(), "db", types.StrategicMergePatchType, patch, metav1.PatchOptions{}))(t)
 }
 
-// running waits until so many Pods run, and returns them by their nodes. Their volumes are there.
+// running waits until number Pods run with their volumes, and returns them by node.
 func (k *karpenter) running(t *testing.T, number int) map[string][]v1.Pod {
 	t.Helper()
 	on, last := map[string][]v1.Pod{}, 0
@@ -343,8 +341,8 @@ func (k *karpenter) volume(t *testing.T, pod v1.Pod) *v1.PersistentVolume {
 	return k.pv(must.Get(k.client.CoreV1().PersistentVolumeClaims(ours).Get(t.Context(), pod.Name+"-data", metav1.GetOptions{}))(t))
 }
 
-// claims returns for how many Pods Karpenter made each of its nodes, by the names of the nodes, or of the NodeClaims
-// that have none yet.
+// claims returns Karpenter's planned number of Pods by node, or by NodeClaim before the node
+// exists.
 func (k *karpenter) claims(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -356,7 +354,6 @@ func (k *karpenter) claims(t *testing.T) map[string]string {
 	return all
 }
 
-// waiting waits until so many Pods have no node, and returns them.
 func (k *karpenter) waiting(t *testing.T, number int) []v1.Pod {
 	t.Helper()
 	var pods *v1.PodList
@@ -367,13 +364,13 @@ func (k *karpenter) waiting(t *testing.T, number int) []v1.Pod {
 	return pods.Items
 }
 
-// says waits until Karpenter says so of one of some objects.
+// says waits for an Event of Karpenter on one of the objects.
 func (k *karpenter) says(t *testing.T, reason, words string, objects ...string) {
 	t.Helper()
 	k.saysOrDrains(t, reason, words, nil, objects...)
 }
 
-// saysOrDrains waits as says does, and fails the test when Karpenter drains one of some nodes.
+// saysOrDrains also fails if Karpenter drains one of the nodes.
 func (k *karpenter) saysOrDrains(t *testing.T, reason, words string, nodes map[string][]v1.Pod, objects ...string) {
 	t.Helper()
 	waittest.Until(t, fmt.Sprintf("an Event %s on one of %v: …%s…", reason, objects, words), func() bool {
@@ -389,7 +386,7 @@ func (k *karpenter) saysOrDrains(t *testing.T, reason, words string, nodes map[s
 	})
 }
 
-// drainsNone fails the test if Karpenter drains one of some nodes, or has removed it.
+// drainsNone fails if Karpenter drains or has removed one of the nodes.
 func (k *karpenter) drainsNone(t *testing.T, nodes map[string][]v1.Pod) {
 	t.Helper()
 	for name, pods := range nodes {
@@ -400,13 +397,11 @@ func (k *karpenter) drainsNone(t *testing.T, nodes map[string][]v1.Pod) {
 	}
 }
 
-// change changes the NodePool.
 func (k *karpenter) change(t *testing.T, patch string) {
 	t.Helper()
 	must.Get(k.objects.Resource(nodePools).Patch(t.Context(), "disks", types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
 }
 
-// only returns the one key.
 func only[V any](t *testing.T, all map[string]V) (key string) {
 	t.Helper()
 	if len(all) != 1 {
@@ -422,7 +417,7 @@ func TestKarpenterAddsANodeWhenDisksAreFull(t *testing.T) {
 	k.startPods(t)
 	full := only(t, k.running(t, 1))
 	k.scale(t, 3)
-	for _, pod := range k.waiting(t, 2) { // It does not know of the disk.
+	for _, pod := range k.waiting(t, 2) { // Karpenter does not know the disk.
 		k.says(t, "Nominated", "node/"+full, pod.Name)
 	}
 	only(t, k.claims(t))
@@ -430,13 +425,13 @@ func TestKarpenterAddsANodeWhenDisksAreFull(t *testing.T) {
 	k.smallest.Store(100 * mib)
 	k.running(t, 2)
 	on, claims := k.running(t, 3), k.claims(t)
-	// A new node has no number: the second was made for both Pods.
+	// A new node reports no number yet: the second was made for both Pods.
 	if made := slices.Sorted(maps.Values(claims)); len(on) != 3 || !slices.Equal(made, []string{"1", "1", "2"}) {
 		t.Errorf("Pods on %d nodes, which were made for %v Pods", len(on), made)
 	}
 }
 
-// TestKarpenterPlansEachNodeForAsManyPodsAsFit shows what Pods can say of a node that does not exist yet, and has no number.
+// Pods can limit a node that does not exist yet, and reports no number of volumes.
 func TestKarpenterPlansEachNodeForAsManyPodsAsFit(t *testing.T) {
 	for name, say := range map[string]func(*v1.PodSpec){
 		"spread": func(pod *v1.PodSpec) {
@@ -453,7 +448,7 @@ func TestKarpenterPlansEachNodeForAsManyPodsAsFit(t *testing.T) {
 			k.running(t, 1)
 			k.scale(t, 5)
 			on, claims := k.running(t, 5), slices.Sorted(maps.Values(k.claims(t)))
-			// It may have planned before it knew of all Pods.
+			// It may have planned before it knew all Pods.
 			if len(claims) != 3 || slices.Max(claims) > "2" {
 				t.Errorf("Pods on %d nodes; Karpenter made nodes for %v Pods", len(on), claims)
 			}
@@ -461,7 +456,7 @@ func TestKarpenterPlansEachNodeForAsManyPodsAsFit(t *testing.T) {
 	}
 }
 
-// twoNodes is a world of two nodes with a Pod each, one of which Karpenter would like to remove from now on.
+// twoNodes is a world of two nodes with a Pod each; Karpenter wants to remove one.
 func twoNodes(t *testing.T, class func(*storagev1.StorageClass), disk, smallest int64) (k *karpenter, pods map[string][]v1.Pod) {
 	t.Helper()
 	k = withKarpenter(t, class, disk)
@@ -475,30 +470,31 @@ func twoNodes(t *testing.T, class func(*storagev1.StorageClass), disk, smallest 
 		t.Fatalf("Pods on %d nodes, want 2", len(pods))
 	}
 	must.Succeed(t, patchNode(k.client, first, `{"spec":{"unschedulable":false}}`))
-	// The round that runs may have asked before the second volume was there.
+	// The current round may have asked before the second volume existed.
 	before := k.asked.Load()
 	waittest.Until(t, "the kubelets have asked for the number of volumes", func() bool { return k.asked.Load() >= before+2 })
 	for node := range pods {
-		// Karpenter looks at a node when it changes.
+		// Karpenter checks a node when it changes.
 		must.Succeed(t, patchNode(k.client, node, `{"metadata":{"annotations":{"changed":"yes"}}}`))
 	}
 	k.change(t, `{"spec":{"disruption":{"consolidateAfter":"0s"}}}`)
 	return k, pods
 }
 
-// drift makes nodes differ from what the NodePool says.
+// drift makes nodes differ from the NodePool.
 const drift = `{"spec":{"template":{"metadata":{"labels":{"image":"new"}}}}}`
 
 func TestKarpenterMovesNoPinnedVolumes(t *testing.T) {
 	k, before := twoNodes(t, nil, gib, 0)
 	for _, pods := range before {
-		// The controller gives a nodeAffinity to one that was made without, but Pods can be bound before.
+		// The controller adds a missing nodeAffinity, but Pods can be bound before.
 		pv := k.volume(t, pods[0])
 		if _, movable := objects.RecordedNode(pv); movable || pv.Spec.NodeAffinity == nil {
 			t.Errorf("volume %s was made without nodeAffinity, though its class does not say that it may move", pv.Name)
 		}
 	}
-	// Of the other node it may have said something else before, and then it says nothing for minutes.
+	// The Event on the other node may have had another reason, and is then repeated only after
+	// minutes.
 	nodes := slices.Collect(maps.Keys(before))
 	k.saysOrDrains(t, "Unconsolidatable", names.TopologyNode, before, nodes...)
 	k.change(t, drift)
@@ -506,8 +502,9 @@ func TestKarpenterMovesNoPinnedVolumes(t *testing.T) {
 	k.noneMoves(t, before)
 }
 
-// noneMoves fails the test if Karpenter moves Pods, after it said of one node that it does not. It looks at the nodes in
-// rounds: that it may not replace them any more it says in a round after that one, which has marked the nodes it removes.
+// noneMoves fails if Karpenter moves Pods, though it has reported on one node only. Karpenter
+// checks nodes in rounds: it reports the changed budget in a later round than the one that
+// marks nodes for removal.
 func (k *karpenter) noneMoves(t *testing.T, before map[string][]v1.Pod) {
 	t.Helper()
 	k.change(t, `{"spec":{"disruption":{"budgets":[{"nodes":"100%"},{"nodes":"0","reasons":["Drifted"]}]},"template":{"metadata":{"labels":{"image":"newer"}}}}}`)
@@ -533,8 +530,7 @@ func TestKarpenterMovesMovableVolumes(t *testing.T) {
 	only(t, k.running(t, 2))
 }
 
-// TestKarpenterDrainsANodeThoughTheOtherDiskIsFull shows what the number of volumes prevents: it would not even add a
-// node for the Pod.
+// The number of volumes prevents this drain: Karpenter would not even add a node for the Pod.
 func TestKarpenterDrainsANodeThoughTheOtherDiskIsFull(t *testing.T) {
 	k, _ := twoNodes(t, movable, 150*mib, 0)
 	waittest.Until(t, "there is one node", func() bool { return len(k.claims(t)) == 1 })

@@ -12,8 +12,8 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// stableSince has the minor version of Kubernetes that first serves each API of which objects are
-// shipped or asked for, in the form that is used.
+// stableSince has the minor version of Kubernetes that first serves each API, in the form
+// used, of shipped objects and requests.
 var stableSince = map[string]int{
 	"admissionregistration.k8s.io/v1 ValidatingAdmissionPolicies":       30,
 	"admissionregistration.k8s.io/v1 ValidatingAdmissionPolicyBindings": 30,
@@ -36,11 +36,11 @@ var stableSince = map[string]int{
 	"storage.k8s.io/v1 VolumeAttributesClasses":        34,
 }
 
-// oldest is the oldest minor version of Kubernetes that is supported. An API that is younger is
-// used only where it is served, and docs/how-to/upgrade.md says what is missing without it.
+// oldest is the oldest supported minor version of Kubernetes. Younger APIs are used only where
+// served, and docs/how-to/upgrade.md lists the consequences.
 const oldest = 33
 
-// optional has the kinds of younger APIs as the page names them.
+// optional has the kinds of younger APIs as named on that page.
 var optional = map[string]string{
 	"storage.k8s.io/v1 VolumeAttributesClasses":                       "VolumeAttributesClass",
 	"admissionregistration.k8s.io/v1 MutatingAdmissionPolicies":       "MutatingAdmissionPolicy",
@@ -48,7 +48,7 @@ var optional = map[string]string{
 }
 
 var (
-	// apiGroups are the clients' names of groups that are not called as their first word says.
+	// apiGroups are groups whose client name is not their first word.
 	apiGroups = map[string]string{
 		"Admissionregistration": "admissionregistration.k8s.io", "Apps": "apps", "Authentication": "authentication.k8s.io",
 		"Coordination": "coordination.k8s.io", "Networking": "networking.k8s.io",
@@ -60,7 +60,7 @@ var (
 	newerAPIRow = regexp.MustCompile(`(?m)^\| ([A-Za-z]+) \| 1\.(\d+) \| \[?[a-z]`)
 )
 
-// usedAPIs calls f with each API that a program asks for or of which an object is shipped.
+// usedAPIs calls f with each API that a program requests or a shipped object uses.
 func usedAPIs(t *testing.T, f func(where, api string)) {
 	t.Helper()
 	read := func(folder, extension string, each func(path, content string)) {
@@ -76,7 +76,7 @@ func usedAPIs(t *testing.T, f func(where, api string)) {
 	for _, folder := range []string{"../../pkg", "../../cmd"} {
 		read(folder, ".go", func(path, content string) {
 			for _, call := range apiCall.FindAllStringSubmatch(content, -1) {
-				// The core and the snapshots' group are not versions of Kubernetes.
+				// The core and the snapshots' group do not follow Kubernetes' versions.
 				if call[1] != "Core" && call[1] != "Snapshot" {
 					f(path, apiGroups[call[1]]+"/v"+call[2]+" "+call[3])
 				}

@@ -16,17 +16,14 @@ import (
 )
 
 const (
-	// announceTimeout bounds how long a new leader waits for a node to hear of it,
-	// announcedAtOnce how many nodes it asks beside each other, and announcePeriod how long
-	// it waits for all.
+	// Bounds for one node, for concurrency, and for the whole announcement.
 	announceTimeout = time.Second
 	announcedAtOnce = 128
 	announcePeriod  = 10 * time.Second
 )
 
-// lead waits until the caches are complete, and then acts for as long as this
-// replica holds the lease, again and again until ctx is done. The lease is
-// given up only after everything that acted has stopped.
+// lead acts while this replica holds the lease. It releases the lease only after all that
+// acted has stopped.
 func (c *Controller) lead(ctx context.Context) error {
 	if !cache.WaitForCacheSync(ctx.Done(), c.core.Synced) {
 		return nil
@@ -37,11 +34,12 @@ func (c *Controller) lead(ctx context.Context) error {
 	return c.lease.hold(ctx, c.actUnderLease)
 }
 
-// actUnderLease acts with the number of the lease that this replica just got: every call
-// on a node carries it, and nodes refuse what comes with an older one. A replica that was
-// paused while another took over is so kept from changing anything, however late it
-// notices. So all nodes hear of it first, but for a lease that was released: then the leader before
-// has stopped, and nodes heard of it, or of one between, when those before it may have acted on.
+// actUnderLease acts with the lease's number: every call carries it, and nodes reject older
+// ones. So a replica that was paused while another took over cannot change anything.
+//
+// All nodes must hear of the new number before it acts, except after a release: then the
+// previous leader has stopped, and nodes have heard of it or a later one from earlier
+// announcements.
 func (c *Controller) actUnderLease(ctx context.Context, released bool) error {
 	now, err := c.readLeadership(ctx)
 	if err != nil {
@@ -51,7 +49,7 @@ func (c *Controller) actUnderLease(ctx context.Context, released bool) error {
 	ctx = leadership.With(ctx, now)
 	nodes := c.toInform()
 	if !released {
-		c.announce(context.WithoutCancel(ctx), nodes) // also where it stops meanwhile: the next leader relies on that
+		c.announce(context.WithoutCancel(ctx), nodes) // even if this replica is stopping: the next leader relies on it
 		return c.act(ctx)
 	}
 	announcing, stop := context.WithCancel(ctx)
@@ -62,7 +60,7 @@ func (c *Controller) actUnderLease(ctx context.Context, released bool) error {
 	return c.act(ctx)
 }
 
-// readLeadership reads which number this replica's lease has, and tries until ctx is done.
+// readLeadership returns the number of this replica's lease. It retries until ctx is done.
 func (c *Controller) readLeadership(ctx context.Context) (leadership.Leadership, error) {
 	for {
 		callCtx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
@@ -84,7 +82,7 @@ func (c *Controller) readLeadership(ctx context.Context) (leadership.Leadership,
 	}
 }
 
-// toInform returns the nodes that are connected, for announce.
+// toInform returns the connected nodes.
 func (c *Controller) toInform() (nodes []string) {
 	for _, view := range c.core.Fleet.Views() {
 		if view.Connected {
@@ -95,8 +93,8 @@ func (c *Controller) toInform() (nodes []string) {
 	return nodes
 }
 
-// announce has nodes learn which replica leads. One that does not answer learns it with the
-// first call.
+// announce shows nodes which replica leads. One that does not answer learns it with its first
+// call.
 func (c *Controller) announce(ctx context.Context, nodes []string) {
 	announceTo(ctx, nodes, func(ctx context.Context, node string) {
 		defer c.core.metrics.uninformed.Dec()
@@ -106,8 +104,7 @@ func (c *Controller) announce(ctx context.Context, nodes []string) {
 	})
 }
 
-// announceTo asks each node, a bounded number of them beside each other, and returns when all
-// have been asked, or after announcePeriod.
+// announceTo returns when all nodes have been asked, or after announcePeriod.
 func announceTo(ctx context.Context, nodes []string, ask func(ctx context.Context, node string)) {
 	ctx, cancel := context.WithTimeout(ctx, announcePeriod)
 	defer cancel()
@@ -124,7 +121,7 @@ func announceTo(ctx context.Context, nodes []string, ask func(ctx context.Contex
 	_ = calls.Wait() // none fails
 }
 
-// act does what only the leader does, until ctx is done.
+// act runs the leader's parts until ctx is done.
 func (c *Controller) act(ctx context.Context) error {
 	c.o.Log.Info("leading")
 	c.core.metrics.leading.Set(1)
@@ -136,7 +133,7 @@ func (c *Controller) act(ctx context.Context) error {
 	}
 	c.adoptHolds()
 	a := c.assemble()
-	// Reservations first: space that claims selected already must not be published.
+	// Before publishing capacity: it must not include space that claims have selected already.
 	c.core.ledger.ReleaseAll()
 	a.provisioner.DeriveReservations()
 	c.acting.Store(a)

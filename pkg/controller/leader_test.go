@@ -29,15 +29,15 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// numberedCall is a call that reached a node.
+// numberedCall is a call received by a node.
 type numberedCall struct {
 	method string
 	by     leadership.Leadership
-	// numbered is false where the call had no number.
+	// numbered is false for calls without a leader's number.
 	numbered bool
 }
 
-// callRecorder keeps what a node was asked for, and by which leader.
+// callRecorder records a node's calls with their leaders.
 type callRecorder struct {
 	mu    sync.Mutex
 	calls []numberedCall
@@ -60,7 +60,6 @@ func (r *callRecorder) all() []numberedCall {
 	return slices.Clone(r.calls)
 }
 
-// by returns the leaders that made calls of a method.
 func (r *callRecorder) by(t *testing.T, method string) (leaders []leadership.Leadership) {
 	t.Helper()
 	for _, c := range r.all() {
@@ -110,7 +109,7 @@ func TestWhatALeaderAsksANodeForCarriesTheNumberOfItsLease(t *testing.T) {
 	if !before.Before(now) {
 		t.Errorf("the second leads with %v, want one after %v", now, before)
 	}
-	// Nothing had happened that the node was needed for.
+	// No node had been needed yet.
 	waittest.Until(t, "the node is informed of the second", func() bool {
 		return slices.Equal(calls.by(t, "ListClasses"), []leadership.Leadership{now})
 	}, func() any { return calls.all() })
@@ -159,7 +158,6 @@ func TestSnapshotsAreAskedForWithTheNumberOfTheLeaseAndNotAfterItsEnd(t *testing
 	}
 }
 
-// leaseOf is the controllers' lease, held by one.
 func leaseOf(holder string, transitions int32) *coordinationv1.Lease {
 	return &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "carve-system", Name: leaseName, CreationTimestamp: metav1.Unix(1000, 0)},
@@ -183,8 +181,8 @@ func TestALeaseThatAnotherHoldsByNowIsNotActedUnder(t *testing.T) {
 	}
 }
 
-// After a lease that ran out, its holder may act on: nodes hear of the new one before anything is decided. After
-// one that was released, nodes that do not answer keep nothing waiting.
+// After an expired lease its holder may still act: nodes hear of the new leader before it
+// decides anything. After a released lease, unresponsive nodes delay nothing.
 func TestOnlyALeaderAfterOneThatMayActOnWaitsForNodesToHearOfIt(t *testing.T) {
 	for _, released := range []bool{true, false} {
 		t.Run(fmt.Sprintf("released %t", released), func(t *testing.T) {

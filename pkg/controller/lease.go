@@ -21,31 +21,31 @@ import (
 
 const (
 	leaseName = "carve-controller"
-	// A leader that is gone without having released the lease is replaced 9.3 seconds after it renewed it last, or
-	// sooner: another one sees that at its next retry, which with its jitter is 2.2 retryPeriod later at most, and
-	// retries once more after leaseDuration. A leader outlives an API server that does not answer for renewDeadline.
+	// A leader that dies without releasing the lease is replaced at most 9.3 s after its last
+	// renewal: another replica sees the renewal up to 2.2 retryPeriod later, with jitter, and
+	// retries once more after leaseDuration. A leader survives renewDeadline without the API
+	// server.
 	leaseDuration = 6 * time.Second
 	renewDeadline = 4500 * time.Millisecond
 	retryPeriod   = 750 * time.Millisecond
-	// maxOverdue bounds how long act may run after the lease was lost: nothing else stops a replica that
-	// hangs, and it cannot contend for the lease again before act returns.
+	// maxOverdue bounds the run of act after the lease is lost: nothing else stops a hanging
+	// replica, which cannot contend for the lease again before act returns.
 	maxOverdue = 2 * time.Minute
 )
 
-// lease is what the replicas contend for: its holder acts.
 type lease struct {
 	client              kubernetes.Interface
 	namespace, identity string
-	// A lease that was not renewed for duration is free. Its holder gives up when it could not renew it
-	// for deadline, and the others look at it once per retry, which may be 1.2 times that more.
+	// The lease is free duration after its last renewal. Its holder stops after failing to
+	// renew for deadline; others check it every retry, up to 1.2 times that longer.
 	duration, deadline, retry time.Duration
-	// current is the candidacy under way, nil for none.
+	// current is nil between candidacies.
 	current atomic.Pointer[candidacy]
 	// lostAt is set while act runs after the lease was lost.
 	lostAt atomic.Pointer[time.Time]
 }
 
-// healthy returns an error if act has not returned for maxOverdue after the lease was lost.
+// healthy returns an error if act still runs maxOverdue after the lease was lost.
 func (l *lease) healthy() error {
 	if lost := l.lostAt.Load(); lost != nil && time.Since(*lost) > maxOverdue {
 		return fmt.Errorf("lost lease %s %v ago, and has not stopped acting since", leaseName, time.Since(*lost).Round(time.Second))
@@ -53,15 +53,14 @@ func (l *lease) healthy() error {
 	return nil
 }
 
-// newLease makes the lease of a replica.
 func newLease(o Options) *lease {
 	return &lease{client: o.Client, namespace: o.Namespace, identity: o.Identity,
 		duration: leaseDuration, deadline: renewDeadline, retry: retryPeriod}
 }
 
-// hold contends for the lease, and acts for as long as it is held, again and again until ctx is done
-// or act fails. When ctx is done, the lease is released after act has returned. released says that the
-// replica before had released it, so that nothing acts there.
+// hold contends for the lease, and acts while it holds it, repeatedly until ctx is done or act
+// fails. When ctx is done it releases the lease after act has returned. released means that
+// the previous holder released the lease, so it no longer acts.
 func (l *lease) hold(ctx context.Context, act func(ctx context.Context, released bool) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	leases := informers.NewSharedInformerFactoryWithOptions(l.client, 0, informers.WithNamespace(l.namespace),
@@ -82,9 +81,8 @@ func (l *lease) hold(ctx context.Context, act func(ctx context.Context, released
 	return nil
 }
 
-// changed ends the candidacy under way when another replica has released the lease: the next one looks at
-// the lease at once, and not only after the time of a retry. Without the right to watch the lease, that is
-// what a replica waits for.
+// changed ends the candidacy when another replica releases the lease: the next one reads the
+// lease at once instead of at the next retry, as it must without the right to watch the lease.
 func (l *lease) changed(now *coordinationv1.Lease) {
 	c := l.current.Load()
 	if c == nil || ptr.Deref(now.Spec.HolderIdentity, "") != "" || c.elector.IsLeader() {
@@ -93,9 +91,8 @@ func (l *lease) changed(now *coordinationv1.Lease) {
 	c.giveUp()
 }
 
-// holdOnce contends for the lease once, and acts while it is held.
 func (l *lease) holdOnce(ctx context.Context, act func(ctx context.Context, released bool) error) error {
-	// The elector outlives ctx by as long as act takes to stop.
+	// The elector must outlive ctx until act has stopped.
 	electing, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	c := &candidacy{end: end}
@@ -140,11 +137,10 @@ func (l *lease) holdOnce(ctx context.Context, act func(ctx context.Context, rele
 	return <-done
 }
 
-// lock is the lease as the elector of a candidacy reads and writes it.
 type lock struct {
 	*resourcelock.LeaseLock
 	candidacy *candidacy
-	// holder is the one that was read last, taken whether the candidacy has had the lease.
+	// holder was read last; taken means the candidacy has had the lease.
 	holder string
 	taken  bool
 }
@@ -158,14 +154,14 @@ func (l *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 	return record, raw, err
 }
 
-// Create implements resourcelock.Interface. A lease that is not there was not released.
+// Create implements resourcelock.Interface. A missing lease does not count as released.
 func (l *lock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	l.taken = true
 	return l.LeaseLock.Create(ctx, record)
 }
 
-// Update implements resourcelock.Interface. After renewals that failed, the elector would release the lease
-// while act goes on, and even if another replica holds it by then (client-go v0.37).
+// Update implements resourcelock.Interface. It prevents a release while act runs or another
+// replica holds the lease: after failed renewals the elector would try (client-go v0.37).
 func (l *lock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	if record.HolderIdentity == "" && (l.holder != l.Identity() || !l.candidacy.over()) {
 		return errors.New("it is not released: another replica holds it, or this one acts")
@@ -179,38 +175,37 @@ func (l *lock) Update(ctx context.Context, record resourcelock.LeaderElectionRec
 	return nil
 }
 
-// candidacy is one attempt to get the lease. The elector calls back in a goroutine of its own, which
-// may be late: whether anything is done under the lease is decided once. Its methods may be called concurrently.
+// candidacy is one attempt to get the lease. The elector calls back in its own goroutine,
+// maybe late: state decides once whether act runs. Safe for concurrent use.
 type candidacy struct {
 	state   atomic.Int32
 	elector *leaderelection.LeaderElector
-	// end has the elector stop, and release the lease if it got it.
+	// end stops the elector, which then releases the lease if it has it.
 	end context.CancelFunc
-	// released says that the lease had no holder when it was got. It is written before act is called.
+	// released means the lease had no holder. It is written before act is called.
 	released bool
 }
 
-// The states of a candidacy.
 const (
 	undecided int32 = iota
 	begun           // act was called, and ends the candidacy when it returns
-	ended           // it has returned
-	givenUp         // act was not called, and never will be
+	ended           // act has returned
+	givenUp         // act will never be called
 )
 
-// begin reports whether act is to be called: the candidacy was not given up before.
+// begin reports whether to call act.
 func (c *candidacy) begin() bool {
 	return c.state.CompareAndSwap(undecided, begun)
 }
 
-// giveUp ends the candidacy, unless act was called.
+// giveUp ends the candidacy unless act was called.
 func (c *candidacy) giveUp() {
 	if c.state.CompareAndSwap(undecided, givenUp) {
 		c.end()
 	}
 }
 
-// over reports whether act does not run, and will not. It gives up a candidacy that was not decided.
+// over reports whether act is not running and never will. It decides an undecided candidacy.
 func (c *candidacy) over() bool {
 	c.giveUp()
 	return c.state.Load() != begun

@@ -12,8 +12,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestTheControllersRightsAreEnoughToSeeTheLeaseReleased has a replica with the rights that are shipped wait for
-// the lease whose next retry is an hour away.
+// The replica's next retry is an hour away, and it has the shipped rights.
 func TestTheControllersRightsAreEnoughToSeeTheLeaseReleased(t *testing.T) {
 	client := connectToAPIServer(t)
 	install(t, client)

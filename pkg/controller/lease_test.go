@@ -20,12 +20,11 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// contender makes the lease of a replica of that name.
 func contender(client kubernetes.Interface, name string) *lease {
 	return newLease(Options{Client: client, Namespace: "carve-system", Identity: name})
 }
 
-// holderOf returns which replica holds the lease, "" for none.
+// holderOf returns the holder of the lease, or "".
 func holderOf(t *testing.T, client kubernetes.Interface) string {
 	t.Helper()
 	l := must.Get(client.CoordinationV1().Leases("carve-system").Get(t.Context(), leaseName, metav1.GetOptions{}))(t)
@@ -38,7 +37,7 @@ func TestAReplicaThatIsStoppedWhileItTakesTheLeaseDoesNotActLater(t *testing.T) 
 		ctx, stop := context.WithCancel(t.Context())
 		client.PrependReactor("create", "leases", func(k8stesting.Action) (bool, runtime.Object, error) {
 			stop()
-			synctest.Wait() // until all that ends with ctx has ended: the lease is got only then
+			synctest.Wait() // the lease is free only after all that ends with ctx has ended
 			return false, nil, nil
 		})
 		var acted atomic.Bool
@@ -60,7 +59,7 @@ func TestTheLeaseIsReleasedWhenAllThatActedHasStopped(t *testing.T) {
 		err := contender(client, "me").hold(ctx, func(acting context.Context, _ bool) error {
 			stop()
 			<-acting.Done()
-			time.Sleep(10 * leaseDuration) // as long as it takes what acted to stop
+			time.Sleep(10 * leaseDuration) // act takes this long to stop
 			if holder := holderOf(t, client); holder != "me" {
 				t.Errorf("while it stops, the lease is held by %q", holder)
 			}
@@ -73,7 +72,7 @@ func TestTheLeaseIsReleasedWhenAllThatActedHasStopped(t *testing.T) {
 	})
 }
 
-// The elector of client-go releases what it cannot renew, before those that act know.
+// client-go's elector would release a lease that it cannot renew while act still runs.
 func TestALeaseThatCannotBeRenewedIsNotReleasedWhileItsHolderActs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := clientfake.New()
@@ -134,7 +133,7 @@ func TestTheLeaseOfAnotherReplicaIsNotReleased(t *testing.T) {
 		client := clientfake.New()
 		ctx, stop := context.WithCancel(t.Context())
 		must.Succeed(t, contender(client, "me").hold(ctx, func(context.Context, bool) error {
-			synctest.Wait() // until the lease was renewed: the elector looks at it again in retryPeriod
+			synctest.Wait() // until the renewal: the elector retries every retryPeriod
 			l := must.Get(client.CoordinationV1().Leases("carve-system").Get(t.Context(), leaseName, metav1.GetOptions{}))(t)
 			l.Spec = leaseOf("another", 4).Spec
 			must.Get(client.CoordinationV1().Leases("carve-system").Update(t.Context(), l, metav1.UpdateOptions{}))(t)
@@ -164,7 +163,8 @@ func TestAReplicaKnowsWhetherTheLeaseWasReleased(t *testing.T) {
 	}
 }
 
-// holds has a replica contend for the lease until the test ends or stop is called, and returns whether it acts.
+// holds contends for the lease until the test ends or stop is called; acts is set while it
+// acts.
 func (l *lease) holds(t *testing.T) (acts *atomic.Bool, stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -15,8 +15,7 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// TestCarveSchedulerFindsTheNodesOfALargeClusterThatHaveSpace has a cluster so large that the plugin leaves out nodes
-// without space.
+// The cluster is so large that the plugin leaves out nodes without space.
 func TestCarveSchedulerFindsTheNodesOfALargeClusterThatHaveSpace(t *testing.T) {
 	w, class := schedulerWorld(t, nil)
 	for i := range 110 {
@@ -29,7 +28,7 @@ func TestCarveSchedulerFindsTheNodesOfALargeClusterThatHaveSpace(t *testing.T) {
 		spec, _ := scheduledPod(true)
 		spec.SchedulerName = carveScheduler
 		template := &spec.Volumes[0].Ephemeral.VolumeClaimTemplate.Spec
-		template.StorageClassName, template.Resources.Requests[v1.ResourceStorage] = &class, resource.MustParse("2Gi") // a node has one
+		template.StorageClassName, template.Resources.Requests[v1.ResourceStorage] = &class, resource.MustParse("2Gi") // the size of a node
 		if change != nil {
 			change(&spec)
 		}

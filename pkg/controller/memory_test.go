@@ -44,7 +44,8 @@ func TestAReportIsKeptOfANodeThatReconnectsWhileItIsForgotten(t *testing.T) {
 	})
 }
 
-// A replica that led holds a node back that never connected to it. Only a leader's publisher looks at such a node.
+// A former leader holds a node back that never connected to it; only a leader's publisher
+// checks such nodes.
 func TestANodeThatNeverConnectedIsForgottenWhereNoneLeads(t *testing.T) {
 	h := newHarness(t)
 	t.Cleanup(func() { h.c.core.Fleet.Close(); h.net.Close() })
@@ -66,7 +67,7 @@ func TestANodeThatNeverConnectedIsForgottenWhereNoneLeads(t *testing.T) {
 	}
 }
 
-// The clock is the test's: the increase waits for as long as the publisher remembers it.
+// With the test's clock, the increase is delayed for as long as the publisher remembers it.
 func TestThePublisherForgetsWhatIsGone(t *testing.T) {
 	var clock testClock
 	clock.stop()

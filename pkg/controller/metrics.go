@@ -17,7 +17,7 @@ import (
 	"github.com/carve-csi/carve/pkg/uplink"
 )
 
-// metrics are the controller's, prefixed carve_controller_.
+// metrics have the prefix carve_controller_.
 type metrics struct {
 	provision *provision.Metrics
 	reclaim   *reclaim.Metrics
@@ -25,16 +25,14 @@ type metrics struct {
 	capacity  *capacity.Metrics
 	pin       *pin.Metrics
 	leading   prometheus.Gauge
-	// uninformed are the nodes that have yet to hear that this replica leads.
+	// uninformed counts nodes that have yet to hear that this replica leads.
 	uninformed prometheus.Gauge
-	// made are the calls to nodes.
-	made *csimetrics.Operations
-	// uplinkRejections are by reason.
+	// made times calls to nodes.
+	made             *csimetrics.Operations
 	uplinkRejections *prometheus.CounterVec
 }
 
-// DescribeMetrics sends the descriptions of all of the controller's metrics, for the
-// reference.
+// DescribeMetrics describes all of the controller's metrics, for the reference.
 func DescribeMetrics(ch chan<- *prometheus.Desc) {
 	zero := func() float64 { return 0 }
 	registry := prometheus.NewRegistry()
@@ -44,7 +42,7 @@ func DescribeMetrics(ch chan<- *prometheus.Desc) {
 	registry.Describe(ch)
 }
 
-// csiMethods are the calls to nodes that a sidecar would make by CSI.
+// csiMethods are calls to nodes for which a sidecar would use CSI.
 var csiMethods = map[string]string{
 	lvmdv1.LVMD_CreateVolume_FullMethodName:   csi.Controller_CreateVolume_FullMethodName,
 	lvmdv1.LVMD_DeleteVolume_FullMethodName:   csi.Controller_DeleteVolume_FullMethodName,
@@ -53,7 +51,6 @@ var csiMethods = map[string]string{
 	lvmdv1.LVMD_DeleteSnapshot_FullMethodName: csi.Controller_DeleteSnapshot_FullMethodName,
 }
 
-// called records a call to a node.
 func (m *metrics) called(method string, err error, took time.Duration) {
 	if method, ok := csiMethods[method]; ok {
 		m.made.Observe(method, err, took)

@@ -16,8 +16,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestEveryCallOfASidecarToANodeIsMeasuredAndNoOther makes each call to a node twice: the node
-// answers, and is down.
+// Each call is made to a node that answers and to one that is down.
 func TestEveryCallOfASidecarToANodeIsMeasuredAndNoOther(t *testing.T) {
 	h := newHarness(t)
 	node := h.thinNode("n1", 4*gib)
@@ -67,7 +66,7 @@ func TestEveryCallOfASidecarToANodeIsMeasuredAndNoOther(t *testing.T) {
 	}
 }
 
-// measured is how many calls were measured, by metric, method and code, of metrics that begin so.
+// measured returns the number of calls by metric, method and code; metric is a prefix.
 func measured(t *testing.T, h *harness, metric string) map[string]uint64 {
 	t.Helper()
 	counts := map[string]uint64{}

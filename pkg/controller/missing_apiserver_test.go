@@ -18,9 +18,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestOtherDisksWithTheRightsThatAreShipped exchanges a node's disks, puts the
-// old ones in again, and exchanges them for good, under an API server that validates
-// what is written and a PV controller that might undo it.
+// The node's disks are replaced, restored, and replaced for good. The API server validates
+// writes, and its PV controller might undo them.
 func TestOtherDisksWithTheRightsThatAreShipped(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)
@@ -65,7 +64,7 @@ func TestOtherDisksWithTheRightsThatAreShipped(t *testing.T) {
 	w.nodes["n1"].Restart("n1")
 	reboot(w.nodes["n1"])
 	a.Pass(t.Context())
-	// The PV controller may have added a condition of its own, that no Pod uses the claim.
+	// The PV controller may have added a condition that no Pod uses the claim.
 	missing := func(c v1.PersistentVolumeClaimCondition) bool { return c.Type == names.ConditionVolumeMissing }
 	if now := w.get(claim); slices.ContainsFunc(now.Status.Conditions, missing) || now.Status.Phase != v1.ClaimBound || w.pv(claim).Status.Reason != "" {
 		t.Fatalf("with its own disks again: claim %+v, volume %+v", now.Status, w.pv(claim).Status)
@@ -91,7 +90,7 @@ func TestOtherDisksWithTheRightsThatAreShipped(t *testing.T) {
 		t.Errorf("%d volumes were made on the other disks; on the old ones: %v", other.Creates(), w.nodes["n1"].Volumes())
 	}
 
-	// The old disks, forgotten by now.
+	// The old disks, which the controller has forgotten.
 	w.nodes["n1"].Restart("n1")
 	reboot(w.nodes["n1"])
 	waittest.Until(t, "the forgotten volume is removed", func() bool {

@@ -20,8 +20,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// auditing is a harness with a node n1 that held the volume of claim c, and an
-// auditor whose passes the test makes.
+// auditing has a node n1 that held the volume of claim c, and an auditor for manual passes.
 type auditing struct {
 	*harness
 	a    *audit.Auditor
@@ -44,7 +43,7 @@ func newAuditing(t *testing.T, policy string) *auditing {
 	return &auditing{harness: h, a: a, node: node}
 }
 
-// reboot connects n1 again, with these disks.
+// reboot connects n1 again with the given disks.
 func (w *auditing) reboot(disks *lvmdfake.Server) {
 	w.t.Helper()
 	w.net.Detach("n1")
@@ -56,7 +55,7 @@ func otherDisks() *lvmdfake.Server {
 	return lvmdfake.New("n1", lvmdfake.Class{Name: "local", Default: true, Bytes: gib})
 }
 
-// pass makes one pass and waits until the caches have what it wrote.
+// pass makes one pass and waits until the caches have its writes.
 func (w *auditing) pass() {
 	w.t.Helper()
 	w.a.Pass(w.t.Context())
@@ -76,7 +75,6 @@ func (w *auditing) pass() {
 	})
 }
 
-// condition returns what the claim's condition says.
 func (w *auditing) condition() string {
 	conditions := w.getClaim("c").Status.Conditions
 	i := slices.IndexFunc(conditions, func(c v1.PersistentVolumeClaimCondition) bool { return c.Type == names.ConditionVolumeMissing })
@@ -89,7 +87,6 @@ func (w *auditing) condition() string {
 	return conditions[i].Message
 }
 
-// missing returns the metric.
 func (w *auditing) missing(cause string) float64 {
 	return testutil.ToFloat64(w.c.core.metrics.audit.Missing.WithLabelValues(cause))
 }
@@ -184,7 +181,7 @@ func TestPodsThatUseAVolumeThatItsNodeLacksAreNotified(t *testing.T) {
 func TestANodeWithOtherDisksTakesAlongTheClaimsWhoseClassSaysSo(t *testing.T) {
 	w := newAuditing(t, names.NodeLossRecreate)
 	w.harness.node("n2", gib)
-	w.boundVolume("c2", "n2") // what was made again elsewhere
+	w.boundVolume("c2", "n2") // recreated elsewhere
 	disks := otherDisks()
 	w.reboot(disks)
 	w.pass()
@@ -199,7 +196,7 @@ func TestANodeWithOtherDisksTakesAlongTheClaimsWhoseClassSaysSo(t *testing.T) {
 		t.Error("the volume was made again by itself")
 	}
 
-	// Its old disks come back.
+	// Its old disks return.
 	w.node.Restart("n1")
 	w.reboot(w.node)
 	w.pass()

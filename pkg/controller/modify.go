@@ -28,29 +28,28 @@ import (
 )
 
 const (
-	// modifyWorkers is how many claims are worked on at once, as resizeWorkers.
+	// See resizeWorkers.
 	modifyWorkers = 64
-	// modifyTimeout bounds one lvchange on a node, behind the node's own queue.
+	// modifyTimeout bounds one lvchange, behind the node's queue.
 	modifyTimeout = 3 * time.Minute
 )
 
-// runModifier changes the attributes of volumes as the VolumeAttributesClasses of their claims
-// say, by the upstream library, until ctx is done. Where the API server has no such classes
-// (Kubernetes before 1.34), there is nothing to do.
+// runModifier applies VolumeAttributesClasses by the upstream library until ctx is done.
+// Before Kubernetes 1.34 the API server has none, and it only waits.
 func runModifier(ctx context.Context, c *core, all informers.SharedInformerFactory) error {
 	if !awaitResource(ctx, c.Client.Discovery(), storagev1.SchemeGroupVersion, cluster.VolumeAttributesClasses, c.Log) {
 		return nil
 	}
 	scoped := newScopedInformers(all, waitsForClass)
 	defer scoped.release()
-	// It ends with this term of leadership, while the replica's own informers go on.
+	// These informers end with this term of leadership; the replica's own continue.
 	classes := informers.NewSharedInformerFactory(c.Client, 0)
 	defer classes.Shutdown()
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[string](time.Second, time.Minute)
 	n := cmp.Or(c.workers, modifyWorkers)
 	controller := modifycontroller.NewModifyController(names.Driver, &volumeModifier{c, ctx, newShares(n)}, c.Client, 0, time.Minute, false,
 		withClasses{scoped, classes}, limiter)
-	// The library leaves a claim alone whose class did not exist when the claim was changed.
+	// The library ignores a claim whose class did not exist when the claim changed.
 	changed := func(class *storagev1.VolumeAttributesClass) {
 		if class.DriverName != names.Driver {
 			return
@@ -72,15 +71,14 @@ func runModifier(ctx context.Context, c *core, all informers.SharedInformerFacto
 	return nil
 }
 
-// waitsForClass reports whether a claim asks for another VolumeAttributesClass than it has, or a change to one
-// was begun: the library goes on with that even where the claim asks for its class of before again.
+// waitsForClass includes changes under way: the library finishes them even if the claim
+// returns to its previous class.
 func waitsForClass(claim *v1.PersistentVolumeClaim) bool {
 	asked := ptr.Deref(claim.Spec.VolumeAttributesClassName, "")
 	return claim.Status.ModifyVolumeStatus != nil || asked != "" && asked != ptr.Deref(claim.Status.CurrentVolumeAttributesClassName, "")
 }
 
-// withClasses has the informers of claims and volumes that are there, and others for the
-// classes.
+// withClasses adds separate informers for classes.
 type withClasses struct {
 	informers.SharedInformerFactory
 	classes informers.SharedInformerFactory
@@ -88,7 +86,7 @@ type withClasses struct {
 
 func (w withClasses) Storage() storageinformers.Interface { return w.classes.Storage() }
 
-// volumeModifier is what the library asks to change one volume.
+// volumeModifier changes volumes for the library.
 type volumeModifier struct {
 	*core
 	leading context.Context //nolint:containedctx // that of the library does not end with the leadership
@@ -97,12 +95,11 @@ type volumeModifier struct {
 
 var _ modifier.Modifier = (*volumeModifier)(nil)
 
-// Name is the driver's.
+// Name returns the driver's name.
 func (m *volumeModifier) Name() string { return names.Driver }
 
-// Modify makes the attributes of a volume those of the parameters. Errors are gRPC statuses, by
-// which the library knows what is worth another attempt, and when the claim may go back to the
-// class before: InvalidArgument is for what can never be.
+// Modify sets a volume's attributes. Its errors are gRPC statuses: InvalidArgument is final
+// and lets the claim return to its previous class.
 func (m *volumeModifier) Modify(_ context.Context, pv *v1.PersistentVolume, parameters map[string]string) error {
 	limits, err := spec.ParseAttributes("VolumeAttributesClass", parameters)
 	var invalid *spec.InvalidError

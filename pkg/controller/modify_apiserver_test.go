@@ -26,7 +26,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// attributes makes a VolumeAttributesClass that limits bytes written per second.
+// attributes makes a VolumeAttributesClass that limits written bytes per second.
 func attributes(t *testing.T, client kubernetes.Interface, name, writeBPS string) {
 	t.Helper()
 	class := &storagev1.VolumeAttributesClass{ObjectMeta: metav1.ObjectMeta{Name: name}, DriverName: names.Driver,
@@ -37,7 +37,6 @@ func attributes(t *testing.T, client kubernetes.Interface, name, writeBPS string
 	})
 }
 
-// asks has a claim ask for another class, as its user does.
 func (w *world) asks(t *testing.T, claim *v1.PersistentVolumeClaim, class string) error {
 	t.Helper()
 	for {
@@ -50,7 +49,7 @@ func (w *world) asks(t *testing.T, claim *v1.PersistentVolumeClaim, class string
 	}
 }
 
-// waitModified waits until a claim has a class, and its volume what that says.
+// waitModified waits until the claim has the class and its volume the limit.
 func (w *world) waitModified(t *testing.T, claim *v1.PersistentVolumeClaim, class string, writeBPS uint64) {
 	t.Helper()
 	waittest.Succeeds(t, "the claim has class "+class, func() error {
@@ -69,7 +68,6 @@ func (w *world) waitModified(t *testing.T, claim *v1.PersistentVolumeClaim, clas
 	})
 }
 
-// waitRefused waits until a change has failed in a way.
 func (w *world) waitRefused(t *testing.T, claim *v1.PersistentVolumeClaim, class string, as v1.PersistentVolumeClaimModifyVolumeStatus) {
 	t.Helper()
 	waittest.Succeeds(t, "the change fails", func() error {
@@ -84,9 +82,8 @@ func (w *world) waitRefused(t *testing.T, claim *v1.PersistentVolumeClaim, class
 	})
 }
 
-// TestVolumesFollowTheirVolumeAttributesClassWithTheRightsThatAreShipped has claims begin with a
-// class, change to another one, and go back from those that cannot be had, under an API server
-// that validates what is written, and a quota.
+// Claims start with a class, change it, and return from unsupported ones. The API server
+// validates and enforces a quota.
 func TestVolumesFollowTheirVolumeAttributesClassWithTheRightsThatAreShipped(t *testing.T) {
 	client := connectToAPIServer(t)
 	if !servesSince(t, client, 34, storagev1.SchemeGroupVersion, cluster.VolumeAttributesClasses) {
@@ -175,11 +172,11 @@ func TestVolumesFollowTheirVolumeAttributesClassWithTheRightsThatAreShipped(t *t
 	if err := w.asks(t, waiting, "fast"); !apierrors.IsForbidden(err) {
 		t.Errorf("a second claim asks for the class: error %v, want that the quota forbids it", err)
 	}
-	must.Succeed(t, w.asks(t, waiting, "mistaken")) // of which there is no quota
+	must.Succeed(t, w.asks(t, waiting, "mistaken")) // without a quota
 }
 
-// doesWithoutAttributesClasses has a claim ask for a class, of which an API server before Kubernetes
-// 1.34 knows nothing: it drops the name, and the limits of the StorageClass apply.
+// doesWithoutAttributesClasses asks for a class on an API server before Kubernetes 1.34, which
+// drops the name: the limits of the StorageClass apply.
 func doesWithoutAttributesClasses(t *testing.T, client kubernetes.Interface) {
 	t.Helper()
 	w := newWorld(t, client)
@@ -195,7 +192,7 @@ func doesWithoutAttributesClasses(t *testing.T, client kubernetes.Interface) {
 	if name := w.get(claim).Spec.VolumeAttributesClassName; name != nil {
 		t.Errorf("the API server has kept the claim's class %s", *name)
 	}
-	// Where the beta is on, it keeps the name, and answers this.
+	// With the beta enabled it keeps the name, and answers this.
 	if _, err := client.StorageV1().VolumeAttributesClasses().Get(t.Context(), "slow", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("asked for a class, the API server answers %v", err)
 	}

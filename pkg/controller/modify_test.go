@@ -31,7 +31,7 @@ func TestAVolumeHasTheLimitsOfItsStorageClass(t *testing.T) {
 	}
 }
 
-// The volume was made, the answer was lost, and the class was replaced meanwhile.
+// The create's answer was lost, and then the class was replaced.
 func TestAVolumeThatWasMadeWithOtherLimitsGetsThoseOfTheClass(t *testing.T) {
 	h := newHarness(t)
 	node := h.node("n1", gib)

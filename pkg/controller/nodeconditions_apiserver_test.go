@@ -20,9 +20,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestNodeConditionsWithTheRightsThatAreShipped runs the controller with the rights of its account and
-// the component's, beside those of the start-up taint, and proves that they are enough for the
-// conditions of device classes and for nothing else.
+// The rights of the account and the component, with those for the start-up taint, must suffice
+// for the conditions of device classes and for nothing else.
 func TestNodeConditionsWithTheRightsThatAreShipped(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)
@@ -37,7 +36,7 @@ func TestNodeConditionsWithTheRightsThatAreShipped(t *testing.T) {
 		return err
 	}
 	kubelet := v1.NodeCondition{Type: v1.NodeReady, Status: v1.ConditionTrue, Reason: "KubeletReady", LastTransitionTime: metav1.Now(), LastHeartbeatTime: metav1.Now()}
-	// The real controller-manager writes the Node meanwhile.
+	// The real controller-manager writes the Node concurrently.
 	must.Succeed(t, retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		object := node()
 		object.Labels["a"], object.Annotations = "b", map[string]string{"a": "b"}

@@ -20,9 +20,9 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestWhatWasOnALostNodeRunsElsewhere loses the node on which a StatefulSet's Pod is,
-// with the rights that are shipped and the controllers of Kubernetes: Pod and volume
-// are made again on the other node, and no finalizer keeps anything of the first ones.
+// The node of a StatefulSet's Pod is lost, with the shipped rights and Kubernetes'
+// controllers. Pod and volume are recreated on the other node, and no finalizer keeps the
+// first ones.
 func TestWhatWasOnALostNodeRunsElsewhere(t *testing.T) {
 	for name, test := range map[string]struct {
 		ephemeral bool
@@ -51,15 +51,15 @@ func TestWhatWasOnALostNodeRunsElsewhere(t *testing.T) {
 
 			w.lose(t, c, net, node, test.taint)
 			if test.taint && !test.ephemeral {
-				// A Pod that comes back before would use the claim on the node that is still
-				// there, and keep it: these tolerate every taint.
+				// A Pod that returns earlier would use the claim on the node that still
+				// exists, and keep it: these tolerate every taint.
 				waittest.Until(t, "the claim is being deleted", func() bool {
 					claim, err := client.CoreV1().PersistentVolumeClaims(ours).Get(t.Context(), test.claim, metav1.GetOptions{})
 					return err == nil && claim.UID == first.UID && claim.DeletionTimestamp != nil
 				})
 			}
-			// Kubernetes removes Pods from such nodes, but takes longer than this test. These
-			// tolerate every taint: only what is published keeps the next ones away.
+			// Kubernetes removes Pods from such nodes, but later than this test needs. These
+			// tolerate every taint: only the published capacity keeps the next ones away.
 			atOnce := int64(0)
 			must.Succeed(t, client.CoreV1().Pods(ours).Delete(t.Context(), before.Name, metav1.DeleteOptions{
 				GracePeriodSeconds: &atOnce, Preconditions: &metav1.Preconditions{UID: &before.UID}}))
@@ -84,8 +84,8 @@ func TestWhatWasOnALostNodeRunsElsewhere(t *testing.T) {
 	}
 }
 
-// TestAPodThatWaitsForALostNodeRunsElsewhere loses the node that has the volume of a Pod before
-// the Pod has the node. Kubernetes does not remove such a Pod: it gets another claim.
+// The node with the volume is lost before the Pod is bound to it. Kubernetes does not remove
+// such a Pod: it gets another claim.
 func TestAPodThatWaitsForALostNodeRunsElsewhere(t *testing.T) {
 	for name, test := range map[string]struct {
 		ephemeral bool
@@ -117,7 +117,7 @@ func TestAPodThatWaitsForALostNodeRunsElsewhere(t *testing.T) {
 			node, _ := objects.NodeOf(w.pv(first))
 			w.lose(t, c, net, node, test.taint)
 			if test.taint {
-				// The node is still there, and this Pod tolerates the taint.
+				// The node still exists, and this Pod tolerates the taint.
 				waittest.Until(t, "the claim is deleted", func() bool {
 					claim, err := client.CoreV1().PersistentVolumeClaims(ours).Get(t.Context(), test.claim, metav1.GetOptions{})
 					return apierrors.IsNotFound(err) || err == nil && claim.UID != first.UID
@@ -134,7 +134,8 @@ func TestAPodThatWaitsForALostNodeRunsElsewhere(t *testing.T) {
 	}
 }
 
-// lose loses a node for good: by the taint node.kubernetes.io/out-of-service, or without its Node object.
+// lose loses a node for good: by the taint node.kubernetes.io/out-of-service, or its Node
+// object.
 func (w *world) lose(t *testing.T, c *Controller, net *uplinktest.Network, node string, taint bool) {
 	t.Helper()
 	net.Detach(node)
@@ -154,8 +155,7 @@ func (w *world) lose(t *testing.T, c *Controller, net *uplinktest.Network, node 
 	})
 }
 
-// endSet deletes what startSet made, whose claim was first and is second, and waits until nothing
-// of it is left.
+// endSet deletes the objects of startSet and waits until its claims first and second are gone.
 func (w *world) endSet(t *testing.T, ephemeral bool, first, second *v1.PersistentVolumeClaim) {
 	t.Helper()
 	must.Succeed(t, w.client.AppsV1().StatefulSets(ours).Delete(t.Context(), "db", metav1.DeleteOptions{}))

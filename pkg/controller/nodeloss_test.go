@@ -42,7 +42,6 @@ func (h *harness) taint(name, key string) {
 	must.Get(h.client.CoreV1().Nodes().Update(h.t.Context(), node, metav1.UpdateOptions{}))(h.t)
 }
 
-// untaint takes all taints away.
 func (h *harness) untaint(name string) {
 	h.t.Helper()
 	node := must.Get(h.client.CoreV1().Nodes().Get(h.t.Context(), name, metav1.GetOptions{}))(h.t)
@@ -51,14 +50,13 @@ func (h *harness) untaint(name string) {
 	must.Get(h.client.CoreV1().Nodes().Update(h.t.Context(), node, metav1.UpdateOptions{}))(h.t)
 }
 
-// cutOff takes a node's uplink away.
 func (h *harness) cutOff(name string) {
 	h.t.Helper()
 	h.net.Detach(name)
 	waittest.Until(h.t, name+" is away", func() bool { v, _ := h.c.core.Fleet.View(name); return !v.Connected })
 }
 
-// losing are the ways to lose a node for good.
+// losing are ways to lose a node for good.
 var losing = map[string]func(*harness, string){
 	"its Node object is deleted":                 func(h *harness, node string) { h.deleteNode(node) },
 	"an administrator says it is out of service": func(h *harness, node string) { h.taint(node, v1.TaintNodeOutOfService) },
@@ -97,11 +95,11 @@ func TestANodeThatIsLostLeavesOtherClaimsAndTheUserIsNotified(t *testing.T) {
 	waittest.Until(h.t, "volume is gone with its claim", func() bool { return h.volumes() == 0 })
 }
 
-// leftAlone is for how long, by the controller's clock, nothing is given up of a node that
-// is not lost: far longer than what gives a node up whose Node object is gone.
+// leftAlone is a period in which nothing on a node that is not lost may be abandoned: far
+// longer than the grace period for deleted Node objects.
 const leftAlone = 20 * cluster.NodeLossGrace
 
-// testClock is a controller's clock that the test moves. From stop on, only the test does.
+// testClock is a controller's clock that the test advances, from stop on exclusively.
 type testClock struct {
 	ahead   atomic.Int64
 	stopped atomic.Pointer[time.Time]
@@ -121,7 +119,7 @@ func (c *testClock) set(to *Controller) {
 	}
 }
 
-// addNodesToLose adds two nodes with a claim each, to be lost by loseNodes.
+// addNodesToLose adds two nodes with a claim each, for loseNodes.
 func (h *harness) addNodesToLose() {
 	h.t.Helper()
 	class := h.class("given-up", recreate).Name
@@ -132,8 +130,8 @@ func (h *harness) addNodesToLose() {
 	}
 }
 
-// loseNodes loses the nodes of addNodesToLose one after the other, and waits until the controller
-// has given up what was on each: from the first to the second it has looked at all others.
+// loseNodes loses the nodes of addNodesToLose in turn and waits until the controller has
+// abandoned their claims: in between it has checked all others.
 func (h *harness) loseNodes() {
 	h.t.Helper()
 	for _, name := range []string{"lost-1", "lost-2"} {
@@ -174,7 +172,7 @@ func TestWhatIsNotLostIsLeftAlone(t *testing.T) {
 					err == nil && cacheErr == nil && len(now.Spec.Taints) == len(cached.Spec.Taints)
 			})
 			r := reclaim.NewReleaser(h.c.core.Cluster)
-			for range 4 { // in steps, for what would begin to wait when it is looked at
+			for range 4 { // in steps, for waits that begin at a check
 				r.Pass(t.Context())
 				clock.advance(leftAlone / 4)
 			}
@@ -220,8 +218,7 @@ func TestANodeThatIsRegisteredAgainIsNotLost(t *testing.T) {
 	}
 }
 
-// The claim goes with its Pod, which Kubernetes removes from such a node: that is
-// what the test does.
+// The claim goes with its Pod. Kubernetes removes Pods from such a node; here the test does.
 func TestEphemeralVolumesOfANodeThatIsLostGoWithTheirPodsWhateverTheirClassSays(t *testing.T) {
 	for name, lose := range losing {
 		for policy, class := range map[string]func(*storagev1.StorageClass){names.NodeLossKeep: nil, names.NodeLossRecreate: recreate} {
@@ -248,8 +245,7 @@ func TestEphemeralVolumesOfANodeThatIsLostGoWithTheirPodsWhateverTheirClassSays(
 	}
 }
 
-// Kubernetes does not remove a Pod that has no node, and makes the claim of one again that is
-// deleted.
+// Kubernetes keeps a Pod without a node, and recreates its deleted claim.
 func TestTheClaimOfAPodWithoutANodeIsDeletedWhereItsClassSaysSo(t *testing.T) {
 	for name, lose := range losing {
 		t.Run(name, func(t *testing.T) {
@@ -261,7 +257,7 @@ func TestTheClaimOfAPodWithoutANodeIsDeletedWhereItsClassSaysSo(t *testing.T) {
 			h.unscheduled("web", inTemplate("scratch"))
 			h.claim("web-scratch", "n1", ofWeb("100Mi"))
 			waittest.Until(h.t, "claim is bound", h.bound("web-scratch"))
-			h.placed("second", "n1", v1.PodPending, byName("web-scratch")) // which ends with its node
+			h.placed("second", "n1", v1.PodPending, byName("web-scratch")) // ends with its node
 			h.net.Detach("n1")
 			lose(h, "n1")
 			h.event("Warning NodeLost", "n1", "made again elsewhere")
@@ -305,7 +301,7 @@ func TestAnEphemeralClaimOfALostNodeIsNotDeleted(t *testing.T) {
 			h.net.Detach("n1")
 			h.taint("n1", v1.TaintNodeOutOfService)
 			h.event("Warning NodeLost", "n1", test.says)
-			h.loseNodes() // for which it passes over n1 again
+			h.loseNodes() // checks n1 again
 			if h.claimIsGone("web-scratch") || h.pv("pvc-uid-web-scratch") == nil {
 				t.Error("the claim was deleted")
 			}
@@ -313,7 +309,7 @@ func TestAnEphemeralClaimOfALostNodeIsNotDeleted(t *testing.T) {
 	}
 }
 
-// pending adds a Pod without a node that has a volume "scratch" of its own.
+// pending adds a Pod without a node, with its own volume "scratch".
 func (h *harness) pending(name string, change func(*v1.Pod)) {
 	h.t.Helper()
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"}, Spec: v1.PodSpec{Volumes: []v1.Volume{inTemplate("scratch")}}}
@@ -338,12 +334,12 @@ func TestPodsThatUseAKeptVolumeOfALostNodeAreNotifiedOnceEach(t *testing.T) {
 	for range 2 { // the claim and the Pod
 		h.event(said...)
 	}
-	// The Pod that a StatefulSet makes in its place.
+	// The StatefulSet's replacement.
 	h.unscheduled("db-0", byName("c"))
 	h.event(said...)
 	h.unscheduled("db-1", byName("c"))
 	h.event(said...)
-	h.loseNodes() // for which it passes over n1 again
+	h.loseNodes() // checks n1 again
 	for _, e := range h.drain() {
 		if strings.Contains(e, "NodeLost") && strings.Contains(e, "node n1,") {
 			t.Errorf("reported again: %s", e)

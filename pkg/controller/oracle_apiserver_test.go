@@ -36,8 +36,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// observation is what a user and the rest of Kubernetes see, without what
-// differs between any two runs.
+// observation is the state visible to users and Kubernetes, without differences between any
+// two runs.
 type observation struct {
 	Claim    string // phase, or "gone"
 	Notes    map[string]string
@@ -45,8 +45,8 @@ type observation struct {
 	Volume   *volumeObservation
 	OnNodes  map[string]int // volumes on each node
 	Events   []string       `json:",omitempty"` // types and reasons of the provisioner's Events on the claim
-	OnVolume []string       `json:",omitempty"` // and of those on its volume
-	Seen     []string       // what else was seen on the way
+	OnVolume []string       `json:",omitempty"` // the same on its volume
+	Seen     []string       // observed during the scenario
 }
 
 type volumeObservation struct {
@@ -64,9 +64,8 @@ func (w *world) observe(t *testing.T, claim *v1.PersistentVolumeClaim) observati
 	out := observation{Claim: "gone", OnNodes: map[string]int{}, Seen: w.notes}
 	if now := w.get(claim); now != nil {
 		out.Claim, out.Notes, out.Guards = string(now.Status.Phase), now.Annotations, now.Finalizers
-		// The PV controller's request to a provisioner. Ours does not wait for
-		// it, and the PV controller does not make it for a claim whose volume
-		// exists already.
+		// The PV controller's request to a provisioner. Ours does not wait for it, and the PV
+		// controller makes it only while the claim's volume does not exist.
 		delete(out.Notes, volume.AnnStorageProvisioner)
 		delete(out.Notes, volume.AnnBetaStorageProvisioner)
 	}
@@ -81,7 +80,7 @@ func (w *world) observe(t *testing.T, claim *v1.PersistentVolumeClaim) observati
 	}
 	if pv := w.pv(claim); pv != nil {
 		its := *pv.Spec.DeepCopy()
-		delete(pv.Annotations, names.AnnotationVolumeGroup) // upstream knows nothing of groups
+		delete(pv.Annotations, names.AnnotationVolumeGroup) // upstream does not know groups
 		maps.DeleteFunc(pv.Annotations, noSecret)
 		out.Volume = &volumeObservation{
 			NameIsOfClaim: pv.Name == spec.VolumeName(claim), RefIsOfClaim: objects.BelongsTo(pv, claim) && its.ClaimRef.Kind == "PersistentVolumeClaim" && its.ClaimRef.APIVersion == "v1",
@@ -97,7 +96,7 @@ func (w *world) observe(t *testing.T, claim *v1.PersistentVolumeClaim) observati
 	return out
 }
 
-// eventsOn are the types and reasons of the provisioner's Events on an object.
+// eventsOn returns the types and reasons of the provisioner's Events on an object.
 func (w *world) eventsOn(t *testing.T, namespace, name string) (found []string) {
 	t.Helper()
 	events := must.Get(w.client.CoreV1().Events(namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + name}))(t)
@@ -111,27 +110,27 @@ func (w *world) eventsOn(t *testing.T, namespace, name string) (found []string) 
 	return found
 }
 
-// noSecret finds the annotations by which external-provisioner says that a
-// deletion needs no Secret: what is not there says the same.
+// noSecret matches external-provisioner's annotations for a deletion without a Secret, which
+// equal no annotation.
 func noSecret(key, value string) bool {
 	return strings.HasPrefix(key, "volume.kubernetes.io/provisioner-deletion-secret-") && value == ""
 }
 
-// volumeOf is the name of a claim's PersistentVolume, and of its volume.
+// volumeOf returns the name of a claim's PersistentVolume and of its volume.
 func (w *world) volumeOf(claim *v1.PersistentVolumeClaim) string {
 	return cmp.Or(w.volume, spec.VolumeName(claim))
 }
 
-// note adds to what is compared.
+// note adds to the compared observation.
 func (w *world) note(format string, args ...any) {
 	w.notes = append(w.notes, fmt.Sprintf(format, args...))
 }
 
-// scenario is what happens to a claim. It returns the claim once its end is reached.
+// scenario returns its claim at the end.
 type scenario struct {
 	name string
 	run  func(*testing.T, *world) *v1.PersistentVolumeClaim
-	// spared are Events that upstream sends and ours does not.
+	// spared are Events that only upstream sends.
 	spared []string
 }
 
@@ -169,22 +168,21 @@ func (w *world) claim(t *testing.T, class, node string, change func(*v1.Persiste
 	return created
 }
 
-// get returns the claim as it is now, or nil when it is gone.
+// get returns nil if the claim is gone.
 func (w *world) get(claim *v1.PersistentVolumeClaim) *v1.PersistentVolumeClaim {
 	return found(func() (*v1.PersistentVolumeClaim, error) {
 		return w.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Get(context.Background(), claim.Name, metav1.GetOptions{})
 	})
 }
 
-// pv returns the claim's PersistentVolume as it is now, or nil when it is gone.
+// pv returns nil if the PersistentVolume is gone.
 func (w *world) pv(claim *v1.PersistentVolumeClaim) *v1.PersistentVolume {
 	return found(func() (*v1.PersistentVolume, error) {
 		return w.client.CoreV1().PersistentVolumes().Get(context.Background(), w.volumeOf(claim), metav1.GetOptions{})
 	})
 }
 
-// found returns what is read, or nil when the API server says that it is not there. A read that
-// fails otherwise says neither, and is repeated.
+// found returns nil if the object does not exist, and repeats a read that fails otherwise.
 func found[T any](read func() (*T, error)) *T {
 	for deadline := time.Now().Add(waittest.Limit); ; time.Sleep(50 * time.Millisecond) {
 		now, err := read()
@@ -199,7 +197,6 @@ func found[T any](read func() (*T, error)) *T {
 	}
 }
 
-// volumeIs is a condition of the claim's PersistentVolume, which is there.
 func (w *world) volumeIs(claim *v1.PersistentVolumeClaim, is func(*v1.PersistentVolume) bool) func() bool {
 	return func() bool { pv := w.pv(claim); return pv != nil && is(pv) }
 }
@@ -220,9 +217,9 @@ func (w *world) waitBound(t *testing.T, claim *v1.PersistentVolumeClaim) {
 	})
 }
 
-// selectAnother selects another node, as the scheduler does, once a claim is released, and waits until the
-// claim is bound. The upstream library writes the released claim into its informer's cache a moment after it
-// released it, over a node that was selected meanwhile: it sees that node when the claim changes once more.
+// selectAnother acts as the scheduler after a claim is rescheduled, and waits until it is
+// bound. The upstream library writes the rescheduled claim into its informer's cache, maybe
+// over a newer selection, which it then sees only at the claim's next change.
 func (w *world) selectAnother(t *testing.T, claim *v1.PersistentVolumeClaim, node string) {
 	t.Helper()
 	waittest.Until(t, "selection is taken back", func() bool {
@@ -244,14 +241,12 @@ func (w *world) selectAnother(t *testing.T, claim *v1.PersistentVolumeClaim, nod
 	w.waitBound(t, claim)
 }
 
-// selectNode does what the scheduler does.
 func (w *world) selectNode(t *testing.T, claim *v1.PersistentVolumeClaim, node string) {
 	t.Helper()
 	must.Get(w.client.CoreV1().PersistentVolumeClaims(w.namespace).Patch(t.Context(), claim.Name, types.MergePatchType,
 		fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, volume.AnnSelectedNode, node), metav1.PatchOptions{}))(t)
 }
 
-// refuseDeletes has a node fail its first deletions.
 func (w *world) refuseDeletes(node string, times int32, with error) {
 	var calls atomic.Int32
 	w.nodes[node].SetHooks(lvmdfake.Hooks{BeforeDelete: func(context.Context, *lvmdv1.DeleteVolumeRequest) error {
@@ -272,8 +267,8 @@ func (w *world) delete(t *testing.T, claim *v1.PersistentVolumeClaim) {
 	waittest.Until(t, "claim is gone", func() bool { return w.get(claim) == nil })
 }
 
-// passing has a claim of the scenario's class come, get a volume on n2, and go. What happened before it, the
-// actor has seen: all objects of a kind come by one watch.
+// passing creates, binds and deletes a claim. The actor has then seen all earlier events: all
+// objects of a kind come by one watch.
 func (w *world) passing(t *testing.T) {
 	t.Helper()
 	claim := w.claim(t, "scenario", "n2", named("passing", nil))
@@ -353,7 +348,7 @@ var scenarios = []scenario{
 		claim := w.claim(t, w.class(t, nil), "n1", nil)
 		w.waitBound(t, claim)
 		return claim
-	}, spared: []string{"Warning ProvisioningFailed"}}, // one lost answer is made good silently
+	}, spared: []string{"Warning ProvisioningFailed"}}, // ours hides one lost answer
 	{name: "deletion", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
 		claim := w.claim(t, w.class(t, nil), "n1", nil)
 		w.waitBound(t, claim)
@@ -382,7 +377,7 @@ var scenarios = []scenario{
 		claim := w.claim(t, w.class(t, nil), "n1", nil)
 		w.waitBound(t, claim)
 		must.Succeed(t, w.client.CoreV1().PersistentVolumes().Delete(t.Context(), spec.VolumeName(claim), metav1.DeleteOptions{}))
-		w.passing(t) // Its deletion was seen after this one.
+		w.passing(t) // its deletion is seen after this one
 		if pv := w.pv(claim); pv == nil || pv.DeletionTimestamp == nil || !hasFinalizer(pv) || w.observe(t, claim).volumes() != 1 {
 			t.Errorf("the volume did not wait for its claim: %+v, %d on the nodes", pv, w.observe(t, claim).volumes())
 		}
@@ -405,7 +400,7 @@ var scenarios = []scenario{
 		w.delete(t, claim)
 		w.waitNothingLeft(t, claim)
 		return claim
-	}, spared: []string{"Warning VolumeFailedDelete"}}, // ours lets the kubelet unmount it first
+	}, spared: []string{"Warning VolumeFailedDelete"}}, // ours waits for the kubelet's unmount
 	{name: "a selected node that is gone, then another", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
 		claim := w.claim(t, w.class(t, nil), "gone", nil)
 		w.selectAnother(t, claim, "n2")
@@ -441,7 +436,7 @@ var scenarios = []scenario{
 		claim := w.claim(t, w.class(t, nil), "n1", nil)
 		<-entered
 		w.delete(t, claim)
-		w.passing(t) // Its claim was seen after the deletion.
+		w.passing(t) // its claim is seen after the deletion
 		close(release)
 		waittest.Until(t, "volume was made", func() bool { return w.nodes["n1"].Creates() > 0 })
 		w.waitNothingLeft(t, claim)
@@ -449,11 +444,11 @@ var scenarios = []scenario{
 	}},
 }
 
-// actors are those whose doings are compared, by name.
+// actors are compared, by name.
 type actors map[string]func(*testing.T, *world)
 
-// TestUsersSeeWhatTheUpstreamProvisionerWouldShowThem runs every scenario with ours and with
-// external-provisioner, which makes the PersistentVolume as it is made upstream.
+// Each scenario runs with ours and with external-provisioner, whose PersistentVolumes are the
+// reference.
 func TestUsersSeeWhatTheUpstreamProvisionerWouldShowThem(t *testing.T) {
 	client := connectToAPIServer(t)
 	for i, s := range slices.Concat(scenarios, staticScenarios) {
@@ -467,14 +462,14 @@ func TestUsersSeeWhatTheUpstreamProvisionerWouldShowThem(t *testing.T) {
 	}
 }
 
-// isQuiet reports whether an Event is one that ours sends only for what was slow or failed
-// before: whether there is one says how fast the test ran.
+// isQuiet reports whether we send an Event only after delays or failures, so that it depends
+// on the test's speed.
 func isQuiet(event string) bool {
 	return event == "Normal "+cluster.ReasonProvisioning || event == "Normal "+cluster.ReasonSucceeded
 }
 
-// compare lets each actor act in a world of its own, and compares what is seen. Events are sent in
-// the background: where there is a difference, both act once more, and have more time.
+// compare runs each actor in its own world. Events are sent in the background: after a
+// difference both run once more, with more time.
 func (s scenario) compare(t *testing.T, acting actors, newWorld func(t *testing.T, who string) *world) {
 	t.Helper()
 	for i, waitTimeout := range []time.Duration{time.Second, 10 * time.Second} {
@@ -500,8 +495,8 @@ func (s scenario) compare(t *testing.T, acting actors, newWorld func(t *testing.
 	}
 }
 
-// observed lets an actor act in a world and returns what is seen then. It waits for the Events that the
-// actor has sent, and up to five times waitTimeout for what the other one, who acted before, has caused.
+// observed waits for the Events sent by the actor, and up to 5 × waitTimeout for those the
+// other actor caused before.
 func (s scenario) observed(t *testing.T, w *world, who string, acts func(*testing.T, *world), others map[string]string, waitTimeout time.Duration) string {
 	t.Helper()
 	ns := &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.namespace}}
@@ -530,8 +525,7 @@ func (s scenario) observed(t *testing.T, w *world, who string, acts func(*testin
 	return text
 }
 
-// waitEvents has the actor send one Event more, and waits until it is there. An actor sends its Events one
-// after the other, so those that it had for others are there, too.
+// waitEvents sends one more Event and waits for it: an actor sends its Events in order.
 func (w *world) waitEvents(t *testing.T) {
 	t.Helper()
 	last := w.claim(t, "scenario", "n2", named("last", accessible(v1.ReadWriteMany)))
@@ -541,7 +535,6 @@ func (w *world) waitEvents(t *testing.T) {
 	w.delete(t, last)
 }
 
-// tidy leaves nothing of a claim for the next scenario.
 func (w *world) tidy(t *testing.T, claim *v1.PersistentVolumeClaim) {
 	t.Helper()
 	if pv := w.pv(claim); pv != nil {

@@ -21,18 +21,17 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// nodesDriver is a CSI driver for external-provisioner. It makes volumes on fake lvmds, and checks no more
-// than the scenarios need.
+// nodesDriver is a CSI driver for external-provisioner over fake lvmds, with only the checks
+// that the scenarios need.
 type nodesDriver struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer
 	nodes map[string]*lvmdfake.Server
 }
 
-// serveDriver serves a nodesDriver until the test ends, and returns its socket.
 func serveDriver(t *testing.T, nodes map[string]*lvmdfake.Server) (socket string) {
 	t.Helper()
-	// Not t.TempDir: a socket's path may have no more than 107 bytes.
+	// Not t.TempDir: a socket's path is limited to 107 bytes.
 	dir := must.Get(os.MkdirTemp("", "carve"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	socket = filepath.Join(dir, "csi.sock")
@@ -64,7 +63,7 @@ func (nodesDriver) ControllerGetCapabilities(context.Context, *csi.ControllerGet
 	return answer, nil
 }
 
-// CreateVolume makes the volume on its source's node, or on the first preferred one that has space.
+// CreateVolume uses the source's node, or the first preferred one with free space.
 func (d nodesDriver) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	capability := r.GetVolumeCapabilities()[0]
 	switch mode := capability.GetAccessMode().GetMode(); mode {
@@ -105,7 +104,6 @@ func (d nodesDriver) CreateVolume(ctx context.Context, r *csi.CreateVolumeReques
 	return nil, err
 }
 
-// DeleteVolume deletes the volume where it is.
 func (d nodesDriver) DeleteVolume(ctx context.Context, r *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
 	if node := d.nodeOf(r.GetVolumeId()); node != "" {
 		if _, err := d.nodes[node].DeleteVolume(ctx, &lvmdv1.DeleteVolumeRequest{Id: r.GetVolumeId()}); err != nil {
@@ -115,7 +113,6 @@ func (d nodesDriver) DeleteVolume(ctx context.Context, r *csi.DeleteVolumeReques
 	return &csi.DeleteVolumeResponse{}, nil
 }
 
-// nodeOf returns the node that has a volume, or "".
 func (d nodesDriver) nodeOf(id string) string {
 	for name, node := range d.nodes {
 		for _, v := range node.Volumes() {

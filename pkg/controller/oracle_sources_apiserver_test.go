@@ -38,19 +38,18 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// nothingMigrates is for drivers that never were a part of Kubernetes.
+// nothingMigrates is for drivers that never were in-tree.
 type nothingMigrates struct {
 	sidecar.ProvisionerCSITranslator
 }
 
 func (nothingMigrates) IsPVMigratable(*v1.PersistentVolume) bool { return false }
 
-// sidecarActs runs external-provisioner in the world until the test ends: it is the
-// upstream library with a driver that makes PersistentVolumes, reads topology, and knows
-// what claims can be made of. It provisions by a nodesDriver.
+// sidecarActs runs external-provisioner in the world until the test ends: the upstream library
+// with a driver that makes PersistentVolumes, reads topology and knows data sources, here a
+// nodesDriver.
 //
-// It is a process of its own, for the library registers types in what all clients of a
-// process decode by.
+// It needs its own process, as the library registers types with the scheme of all clients.
 func sidecarActs(t *testing.T, w *world) {
 	t.Helper()
 	for name := range w.nodes {
@@ -84,8 +83,8 @@ func sidecarActs(t *testing.T, w *world) {
 	})
 }
 
-// sidecarSocket is set in the environment of a process of this program that is to be
-// external-provisioner on the CSI socket which it names, and to run no tests.
+// sidecarSocket makes this program run external-provisioner on that CSI socket instead of
+// tests.
 const sidecarSocket = "CARVE_TEST_SIDECAR_SOCKET"
 
 func TestMain(m *testing.M) {
@@ -93,7 +92,7 @@ func TestMain(m *testing.M) {
 	if socket == "" {
 		os.Exit(m.Run())
 	}
-	// It ends with its standard input, so it does not outlive a test that is killed.
+	// It ends with its standard input, so it does not outlive a killed test.
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() { _, _ = io.Copy(io.Discard, os.Stdin); cancel() }()
 	klog.SetLogger(logr.FromSlogHandler(slog.NewTextHandler(io.Discard, nil)))
@@ -103,7 +102,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// runSidecar puts external-provisioner together as its main does.
+// runSidecar assembles external-provisioner as its main does.
 func runSidecar(ctx context.Context, socket string) error {
 	config, err := apiServer()
 	if err != nil {
@@ -140,8 +139,8 @@ func runSidecar(ctx context.Context, socket string) error {
 	return nil
 }
 
-// held blocks the making of what has a source, until let go. The channel
-// receives when a node was asked for it.
+// held blocks creates from a source until letGo. The channel receives once per request to a
+// node.
 func (w *world) held() (asked <-chan struct{}, letGo func()) {
 	entered, release := make(chan struct{}, 100), make(chan struct{})
 	for _, node := range w.nodes {
@@ -161,7 +160,6 @@ func (w *world) held() (asked <-chan struct{}, letGo func()) {
 	return entered, func() { close(release) }
 }
 
-// guards are a claim's finalizers.
 func (w *world) guards(claim *v1.PersistentVolumeClaim) []string {
 	now := w.get(claim)
 	if now == nil {
@@ -170,7 +168,7 @@ func (w *world) guards(claim *v1.PersistentVolumeClaim) []string {
 	return slices.Sorted(slices.Values(now.Finalizers))
 }
 
-// noteProtection notes how the source of a clone that is being made is kept.
+// noteProtection records the protection of a clone's source.
 func (w *world) noteProtection(t *testing.T, source *v1.PersistentVolumeClaim) {
 	t.Helper()
 	guards := w.guards(source)
@@ -180,7 +178,6 @@ func (w *world) noteProtection(t *testing.T, source *v1.PersistentVolumeClaim) {
 	w.note("while it is cloned, the source is kept by %v", guards)
 }
 
-// source makes a claim with a volume on n2.
 func (w *world) source(t *testing.T) *v1.PersistentVolumeClaim {
 	t.Helper()
 	source := w.claim(t, w.class(t, nil), "n2", named("source", nil))
@@ -188,8 +185,8 @@ func (w *world) source(t *testing.T) *v1.PersistentVolumeClaim {
 	return source
 }
 
-// deleteSource deletes a source that nothing needs any more. Upstream, that is
-// what ends its protection; ours ends with the cloning.
+// deleteSource deletes an unneeded source. That ends upstream's protection; ours ends with the
+// clone.
 func (w *world) deleteSource(t *testing.T, source *v1.PersistentVolumeClaim) {
 	t.Helper()
 	w.delete(t, source)
@@ -204,13 +201,13 @@ func sized(size string, change func(*v1.PersistentVolumeClaim)) func(*v1.Persist
 	}
 }
 
-// refused waits until a claim has an Event that it cannot be.
+// refused waits for an Event that the claim is impossible.
 func (w *world) refused(t *testing.T, claim *v1.PersistentVolumeClaim) {
 	t.Helper()
 	waittest.Until(t, "the claim is refused", func() bool { return slices.Contains(w.observe(t, claim).Events, "Warning ProvisioningFailed") })
 }
 
-// sourceScenarios are those of claims that are made of something.
+// sourceScenarios are about claims with data sources.
 var sourceScenarios = []scenario{
 	{name: "a larger clone", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
 		source := w.source(t)
@@ -265,7 +262,7 @@ var sourceScenarios = []scenario{
 		w.waitBound(t, clone)
 		w.deleteSource(t, source)
 		return clone
-	}, spared: []string{"Warning ProvisioningFailed"}}, // ours waits for what comes together, and raises no Event
+	}, spared: []string{"Warning ProvisioningFailed"}}, // ours waits for objects applied together, without an Event
 	{name: "a clone that is smaller than its source", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
 		source := w.source(t)
 		clone := w.claim(t, "scenario", "n2", named("clone", sized("50Mi", cloneOf("source"))))
@@ -276,7 +273,7 @@ var sourceScenarios = []scenario{
 	}},
 }
 
-// snapshot takes a snapshot of a claim, and deletes the claim.
+// snapshot takes a snapshot of a claim and deletes the claim.
 func (w *world) snapshot(t *testing.T) {
 	t.Helper()
 	source := w.source(t)
@@ -286,14 +283,12 @@ func (w *world) snapshot(t *testing.T) {
 	t.Cleanup(func() { w.waitNoSnapshot(t) })
 }
 
-// deleteSnapshot deletes it. While something is restored from it, that is not
-// the end of it.
+// deleteSnapshot does not wait: a restore keeps the snapshot.
 func (w *world) deleteSnapshot(t *testing.T) {
 	t.Helper()
 	must.Succeed(t, w.snapshots.SnapshotV1().VolumeSnapshots(w.namespace).Delete(t.Context(), "s", metav1.DeleteOptions{}))
 }
 
-// waitNoSnapshot waits until it is gone.
 func (w *world) waitNoSnapshot(t *testing.T) {
 	t.Helper()
 	waittest.Until(t, "snapshot is gone", func() bool {
@@ -302,7 +297,7 @@ func (w *world) waitNoSnapshot(t *testing.T) {
 	})
 }
 
-// snapshotScenarios are those of claims that are restored.
+// snapshotScenarios are about restored claims.
 var snapshotScenarios = []scenario{
 	{name: "a larger restore, after which the snapshot is deleted", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
 		w.snapshot(t)
@@ -332,8 +327,7 @@ var snapshotScenarios = []scenario{
 	}},
 }
 
-// TestUsersSeeOfSourcesWhatExternalProvisionerWouldShowThem runs the scenarios of
-// clones and restores to ours and to external-provisioner.
+// The scenarios of clones and restores run with ours and with external-provisioner.
 func TestUsersSeeOfSourcesWhatExternalProvisionerWouldShowThem(t *testing.T) {
 	client := connectToAPIServer(t)
 	both := actors{"ours": oursActs, "upstream": sidecarActs}

@@ -17,8 +17,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// adopt makes a volume by hand on n1, and gives it to a claim as
-// docs/how-to/existing-volumes.md says.
+// adopt makes a volume by hand on n1 for a claim, as in docs/how-to/existing-volumes.md.
 func (w *world) adopt(t *testing.T, policy v1.PersistentVolumeReclaimPolicy) *v1.PersistentVolumeClaim {
 	t.Helper()
 	w.volume = w.namespace + "-by-hand"
@@ -42,13 +41,13 @@ func (w *world) adopt(t *testing.T, policy v1.PersistentVolumeReclaimPolicy) *v1
 	return claim
 }
 
-// finalized waits for what follows the binding of a volume under Delete.
+// finalized waits for the finalizers that follow the binding of a volume under Delete.
 func (w *world) finalized(t *testing.T, claim *v1.PersistentVolumeClaim) {
 	t.Helper()
 	waittest.Until(t, "the volume has its finalizer", w.volumeIs(claim, hasFinalizer))
 }
 
-// staticScenarios are those of volumes that an administrator made.
+// staticScenarios are about volumes that an administrator made.
 var staticScenarios = []scenario{
 	{name: "an administrator's volume", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
 		claim := w.adopt(t, v1.PersistentVolumeReclaimDelete)

@@ -53,7 +53,7 @@ func TestOrphansOfNodesAreRemovedBesideEachOther(t *testing.T) {
 	other := w.harness.node("n2", gib)
 	w.stray(w.node, "n1", "lost-1", "cluster")
 	w.stray(other, "n2", "lost-2", "cluster")
-	// Each node removes once the other one was asked to.
+	// Each node removes only after the other one was asked.
 	meet := func(mine chan<- struct{}, theirs <-chan struct{}) lvmdfake.Hooks {
 		return lvmdfake.Hooks{BeforeDelete: func(ctx context.Context, _ *lvmdv1.DeleteVolumeRequest) error {
 			close(mine)
@@ -107,7 +107,7 @@ func TestANodeThatHangsCostsAPassOneTimeout(t *testing.T) {
 func TestAPersistentVolumeThatIsWrittenSinceTheListKeepsItsVolume(t *testing.T) {
 	for name, test := range map[string]struct {
 		pv, driver string
-		cached     bool // whether the cache has it by the time of the removal
+		cached     bool // whether the cache has it at the removal
 	}{
 		"its own, which the cache does not have yet": {pv: "", driver: "hidden.from.the.index"},
 		"under another name":                         {pv: "adopted", driver: names.Driver, cached: true},

@@ -29,7 +29,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// refuseDeletes has a node answer every deletion with a reason; empty for none.
+// refuseDeletes makes a node reject deletions with a reason; empty ends that.
 func refuseDeletes(node *lvmdfake.Server, reason string) {
 	node.SetHooks(lvmdfake.Hooks{BeforeDelete: func(context.Context, *lvmdv1.DeleteVolumeRequest) error {
 		if reason == "" {
@@ -39,12 +39,10 @@ func refuseDeletes(node *lvmdfake.Server, reason string) {
 	}})
 }
 
-// tried returns the metric.
 func (w *auditing) tried(result string) float64 {
 	return testutil.ToFloat64(w.c.core.metrics.audit.Orphans.WithLabelValues(result))
 }
 
-// audited checks the metric.
 func (w *auditing) audited(want string) {
 	w.t.Helper()
 	const header = "# HELP carve_controller_audited_volumes Volumes on connected nodes, by standing: known, young (below --orphan-grace), foreign (of another cluster, or made by hand), inline, orphan.\n" +
@@ -54,7 +52,7 @@ func (w *auditing) audited(want string) {
 	}
 }
 
-// orphanPass makes a pass, and returns the Events of it that concern orphans.
+// orphanPass returns the Events of one pass about orphans.
 func (w *auditing) orphanPass() []string {
 	w.t.Helper()
 	w.drain()
@@ -62,7 +60,6 @@ func (w *auditing) orphanPass() []string {
 	return slices.DeleteFunc(w.drain(), func(e string) bool { return !strings.Contains(e, " Orphan") })
 }
 
-// reported waits until the node's report has so many volumes.
 func (w *auditing) reported(volumes int) {
 	w.t.Helper()
 	waittest.Until(w.t, fmt.Sprintf("%d volumes are reported", volumes), func() bool {
@@ -146,7 +143,7 @@ func TestAVolumeWhoseAdoptionIsNotConfirmedIsNoOrphan(t *testing.T) {
 	}
 }
 
-// TestGraceBeginsWhenNoObjectKnowsVolume looks at a volume that is a day old.
+// The volume is a day old.
 func TestGraceBeginsWhenNoObjectKnowsVolume(t *testing.T) {
 	var clock testClock
 	clock.stop()
@@ -234,7 +231,7 @@ func TestAnOrphanIsRemovedOnlyIfTheAPIServerKnowsNothingOfIt(t *testing.T) {
 	const claims, volumes = "persistentvolumeclaims", "persistentvolumes"
 	noAnswer := func(string) (runtime.Object, error) { return nil, errors.New("no answer") }
 	for name, test := range map[string]struct {
-		asked  string // for what the API server answers differently from the caches
+		asked  string // the object on which API server and caches differ
 		answer func(handle string) (runtime.Object, error)
 		result string
 		says   string
@@ -289,7 +286,7 @@ func TestAnOrphanIsRemovedOnlyIfTheAPIServerKnowsNothingOfIt(t *testing.T) {
 	}
 }
 
-// TestEventsOfOrphansAreOnTheirNode uses the recorder of the program.
+// With the program's recorder.
 func TestEventsOfOrphansAreOnTheirNode(t *testing.T) {
 	h := newHarness(t)
 	recorder, stop := cluster.NewRecorder(h.client)

@@ -17,15 +17,14 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// deployment makes ours.
 func (h *harness) deployment(uid types.UID) {
 	h.t.Helper()
 	d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "carve-controller", Namespace: "carve-system", UID: uid}}
 	must.Get(h.client.AppsV1().Deployments("carve-system").Create(h.t.Context(), d, metav1.CreateOptions{}))(h.t)
 }
 
-// ownedBy reports whether there are so many capacities, all of which belong to a
-// Deployment of ours of that UID, or to none where it is empty.
+// ownedBy reports whether want capacities exist that belong to our Deployment of that UID, or
+// to none if uid is empty.
 func (h *harness) ownedBy(uid types.UID, want int) func() bool {
 	return func() bool {
 		list, err := h.client.StorageV1().CSIStorageCapacities("carve-system").List(context.Background(), metav1.ListOptions{})
@@ -38,7 +37,7 @@ func (h *harness) ownedBy(uid types.UID, want int) func() bool {
 	}
 }
 
-// change changes a node's object, as others may.
+// change edits a node's object as others may.
 func (h *harness) change(node string, f func(*storagev1.CSIStorageCapacity)) {
 	h.t.Helper()
 	api := h.client.StorageV1().CSIStorageCapacities("carve-system")
@@ -79,7 +78,7 @@ func TestCapacitiesAreNotMadeForADeploymentThatIsGone(t *testing.T) {
 		_, ended := h.c.core.owner.References()
 		return ended
 	})
-	// What the garbage collector does.
+	// As the garbage collector does.
 	must.Succeed(t, capacities.Delete(t.Context(), capacity.Key{Node: "n1", Class: "carve"}.ObjectName(), metav1.DeleteOptions{}))
 	node.Resize("local", 2*gib)
 	waittest.Until(h.t, "n1 reports", func() bool {
@@ -104,7 +103,7 @@ func TestCapacitiesOfAnInstallationWithoutTheDeploymentHaveNoOwner(t *testing.T)
 	waittest.Until(h.t, "n1 is published", h.ownedBy("", 1))
 }
 
-// No node of a kind is empty: only the objects say what there was of it.
+// No node of a kind is empty: only the objects show the kind's capacity.
 func TestWhatIsPublishedOfKindsFollowsTheDeployment(t *testing.T) {
 	h := newHarness(t, withTemplates)
 	h.class("carve", func(c *storagev1.StorageClass) {
@@ -123,7 +122,7 @@ func TestWhatIsPublishedOfKindsFollowsTheDeployment(t *testing.T) {
 		_, ended := h.c.core.owner.References()
 		return ended
 	})
-	// What the garbage collector does, which had not come to the others.
+	// As the garbage collector does, before it gets to the others.
 	must.Succeed(t, h.client.StorageV1().CSIStorageCapacities("carve-system").Delete(t.Context(),
 		capacity.Key{Template: "never-seen", Class: "carve"}.ObjectName(), metav1.DeleteOptions{}))
 	h.deployment("second")
@@ -131,7 +130,7 @@ func TestWhatIsPublishedOfKindsFollowsTheDeployment(t *testing.T) {
 	if h.template("big") != gib || h.template("never-seen") != 3*gib {
 		t.Errorf("published of the kinds: %d and %d, want what was published before", h.template("big"), h.template("never-seen"))
 	}
-	// Where the watch was interrupted meanwhile, one Deployment becomes the other.
+	// After an interrupted watch one Deployment seems to become the other.
 	must.Get(deployments.Update(t.Context(), &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Name: "carve-controller", Namespace: "carve-system", UID: "third"}}, metav1.UpdateOptions{}))(t)
 	waittest.Until(h.t, "all belong to the third", h.ownedBy("third", 3))

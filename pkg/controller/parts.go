@@ -14,7 +14,7 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/reclaim"
 )
 
-// checkTaintKeys refuses keys that nothing removes, and those of Kubernetes' own taints.
+// checkTaintKeys rejects keys that nothing removes, and keys of Kubernetes' own taints.
 func (o *Options) checkTaintKeys() error {
 	for _, key := range o.StartupTaintKeys {
 		if err := capacity.CheckTaintKey(key); err != nil {
@@ -27,7 +27,6 @@ func (o *Options) checkTaintKeys() error {
 	return nil
 }
 
-// assemble makes what acts, without beginning anything.
 func (c *Controller) assemble() *acting {
 	publisher := capacity.New(c.core.Cluster, capacity.Options{
 		Namespace: c.o.Namespace, Owner: c.core.owner, Ledger: c.core.ledger, Available: c.core.available,
@@ -50,7 +49,6 @@ func (c *Controller) assemble() *acting {
 	return a
 }
 
-// start begins what acts. It ends with ctx.
 func (c *Controller) start(ctx context.Context, group *errgroup.Group, a *acting) {
 	group.Go(func() error { return a.publisher.Run(ctx) })
 	group.Go(func() error { return a.provisioner.Run(ctx) })

@@ -24,11 +24,11 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// byHand is the user whose bindings refuseBindings lets through.
+// byHand is the user whose bindings refuseBindings allows.
 const byHand = "by-hand"
 
-// refuseBindings has the API server refuse the bindings of Pods db-0, as it does if a binding is not
-// valid any more: the claims of the Pod are bound by then. allow ends that.
+// refuseBindings makes the API server reject bindings of Pods db-0 until allow, as for a
+// binding that is no longer valid: their claims are bound by then.
 func refuseBindings(t *testing.T, client kubernetes.Interface) (allow func()) {
 	t.Helper()
 	const name = "refuse-bindings"
@@ -62,7 +62,6 @@ func bindingTo(pod, node string) *v1.Binding {
 	return &v1.Binding{ObjectMeta: metav1.ObjectMeta{Name: pod, Namespace: ours}, Target: v1.ObjectReference{Kind: "Node", Name: node}}
 }
 
-// bindByHand binds db-0 to a node, whatever the scheduler would do.
 func bindByHand(t *testing.T, node string) {
 	t.Helper()
 	config := must.Get(apiServer())(t)
@@ -71,14 +70,12 @@ func bindByHand(t *testing.T, node string) {
 	must.Succeed(t, hand.CoreV1().Pods(ours).Bind(t.Context(), bindingTo("db-0", node), metav1.CreateOptions{}))
 }
 
-// moving is a world of movable volumes, and a controller that lets their Pods have no node for so
-// long.
+// moving is a world of movable volumes whose Pods may lack a node for grace.
 func moving(t *testing.T, grace time.Duration) *world {
 	t.Helper()
 	return movingIn(t, movable, grace)
 }
 
-// movingIn is moving in a class of another kind.
 func movingIn(t *testing.T, class func(*storagev1.StorageClass), grace time.Duration) *world {
 	t.Helper()
 	client := connectToAPIServer(t)
@@ -90,7 +87,7 @@ func movingIn(t *testing.T, class func(*storagev1.StorageClass), grace time.Dura
 	return w
 }
 
-// claimed waits until the claim of db-0 is bound, and returns it with its Pod and the node of its volume.
+// claimed waits until the claim of db-0 is bound.
 func (w *world) claimed(t *testing.T) (claim *v1.PersistentVolumeClaim, pod *v1.Pod, node string) {
 	t.Helper()
 	waittest.Until(t, "the claim is bound", func() bool {
@@ -105,7 +102,6 @@ func (w *world) claimed(t *testing.T) (claim *v1.PersistentVolumeClaim, pod *v1.
 	return claim, must.Get(w.client.CoreV1().Pods(ours).Get(t.Context(), "db-0", metav1.GetOptions{}))(t), node
 }
 
-// isPinned reports whether a volume has a nodeAffinity to the node.
 func isPinned(node string) func(*v1.PersistentVolume) bool {
 	return func(pv *v1.PersistentVolume) bool {
 		on, _ := objects.NodeOf(pv)
@@ -113,7 +109,7 @@ func isPinned(node string) func(*v1.PersistentVolume) bool {
 	}
 }
 
-// takes says how many Pods a node takes.
+// takes sets the number of Pods of a node.
 func (w *world) takes(t *testing.T, node, pods string) {
 	t.Helper()
 	patch := fmt.Appendf(nil, `{"status":{"allocatable":{"pods":%q}}}`, pods)
@@ -141,7 +137,7 @@ func TestAPodWhoseBindingFailedStaysWithItsVolume(t *testing.T) {
 		}
 		return false
 	})
-	allow() // The scheduler has seen by now that the node takes no Pods.
+	allow() // the scheduler has seen that the node takes no Pods
 	w.takes(t, node, "10000")
 	after, pod := w.running(t, claim.Name, "")
 	if pod.UID != before.UID || pod.Spec.NodeName != node || after.UID != claim.UID {
@@ -211,8 +207,8 @@ func TestAPodThatNamesItsNodeHasAMovableVolumeThere(t *testing.T) {
 	w.endSet(t, true, claim, claim)
 }
 
-// TestAPodWithAMovableVolumeMoves drains a node as an autoscaler does: it looks whether the Pod fits
-// on the other node, ends the Pod, and removes the node.
+// A node is drained as by an autoscaler: it checks that the Pod fits on the other node, ends
+// the Pod, and removes the node.
 func TestAPodWithAMovableVolumeMoves(t *testing.T) {
 	w := moving(t, 0)
 	startSet(t, w.client, true)
@@ -230,8 +226,8 @@ func TestAPodWithAMovableVolumeMoves(t *testing.T) {
 	w.endSet(t, true, first, second)
 }
 
-// TestANodeIsKeptWhoseVolumesFitNowhereElse marks nodes as the Cluster Autoscaler does, which
-// takes the mark back when it finds that a Pod fits on no other node.
+// Nodes are marked as by the Cluster Autoscaler, which removes the mark when a Pod fits on no
+// other node.
 func TestANodeIsKeptWhoseVolumesFitNowhereElse(t *testing.T) {
 	w := moving(t, time.Hour)
 	startSet(t, w.client, true)
@@ -243,7 +239,6 @@ func TestANodeIsKeptWhoseVolumesFitNowhereElse(t *testing.T) {
 	w.endSet(t, true, claim, claim)
 }
 
-// mark marks a node as the Cluster Autoscaler does.
 func (w *world) mark(t *testing.T, node string) {
 	t.Helper()
 	patch := fmt.Appendf(nil, `{"spec":{"taints":[{"key":%q,"value":"1786925486","effect":"PreferNoSchedule"}]}}`, names.TaintScaleDownCandidate)

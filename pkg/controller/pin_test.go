@@ -24,7 +24,8 @@ func movable(c *storagev1.StorageClass) {
 	c.Parameters = map[string]string{names.ParamPodVolumes: names.PodVolumesMovable}
 }
 
-// ownedPod makes a Pod of a StatefulSet, with a generic ephemeral volume whose claim is NAME-data.
+// ownedPod makes a Pod of a StatefulSet, with a generic ephemeral volume whose claim is
+// NAME-data.
 func (h *harness) ownedPod(name, node string) *v1.Pod {
 	h.t.Helper()
 	yes := true
@@ -37,7 +38,6 @@ func (h *harness) ownedPod(name, node string) *v1.Pod {
 	}, metav1.CreateOptions{}))(h.t)
 }
 
-// ownedClaim makes the claim of a Pod of ownedPod that chose a node.
 func (h *harness) ownedClaim(pod *v1.Pod, node string) *v1.PersistentVolume {
 	h.t.Helper()
 	h.claim(pod.Name+"-data", node, func(c *v1.PersistentVolumeClaim) {
@@ -119,7 +119,7 @@ func TestAMovableVolumeIsPinnedWhereItsPodCouldGoElsewhere(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			grace := time.Hour // by the Pod that has no node, only the first is pinned
+			grace := time.Hour // only the first is pinned, by the Pod without a node
 			if name == "its Pod has no node" {
 				grace = time.Millisecond
 			}
@@ -142,7 +142,7 @@ func TestAMovableVolumeStaysSoOnceItsPodIsThere(t *testing.T) {
 	h.class("carve", movable)
 	h.run()
 	pv := h.ownedClaim(h.ownedPod("db-0", "n1"), "n1")
-	// What comes later is pinned, so that this one has been looked at.
+	// A later volume is pinned: then this one has been checked.
 	later := h.ownedClaim(h.ownedPod("db-1", ""), "n2")
 	waittest.Until(t, "the later one is pinned", h.pinnedTo(later.Name, "n2"))
 	if now := h.pv(pv.Name); now.Spec.NodeAffinity != nil {
@@ -183,8 +183,7 @@ func TestAPodOnAnotherNodeThanItsVolumeIsMadeAgain(t *testing.T) {
 	}
 }
 
-// TestAMisplacedPodHasOneEvent changes the claim of a Pod that waits on a wrong node and that no
-// controller makes again.
+// A Pod that no controller recreates waits on a wrong node, while its claim changes.
 func TestAMisplacedPodHasOneEvent(t *testing.T) {
 	h := newHarness(t, func(c *Controller) { c.core.pinGrace = time.Hour })
 	h.node("n1", gib)
@@ -209,7 +208,7 @@ func TestAMisplacedPodHasOneEvent(t *testing.T) {
 		must.Get(h.client.CoreV1().PersistentVolumeClaims("default").Patch(t.Context(), "db-0-data", types.MergePatchType, patch, metav1.PatchOptions{}))(t)
 		waittest.Until(t, "it is looked at again", func() bool { return looks.Load() > i })
 	}
-	// By the third look, those before it have sent what they send.
+	// By the third check, the Events of the earlier ones have been sent.
 	if again := h.warnings(); len(again) > 0 {
 		t.Errorf("again: %q", again)
 	}

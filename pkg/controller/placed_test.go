@@ -52,11 +52,11 @@ func TestPodsThatSelectNoNode(t *testing.T) {
 	h.placed("ended", "n1", v1.PodSucceeded, byName("a"))
 	h.placed("failed", "n1", v1.PodFailed, byName("a"))
 	h.placed("nowhere", "", v1.PodPending, byName("a"))
-	h.placed("other", "n1", v1.PodPending, inTemplate("x")) // its name for claim other-x, which is another Pod's
+	h.placed("other", "n1", v1.PodPending, inTemplate("x")) // its claim other-x would be another Pod's
 	h.claim("a", "", nil)
 	h.claim("other-x", "", ofWeb("100Mi"))
 	h.placed("one", "n1", v1.PodPending, byName("b"))
-	h.claim("b", "", nil) // comes last
+	h.claim("b", "", nil) // last
 	waittest.Until(t, "b is bound", h.bound("b"))
 	for _, name := range []string{"a", "other-x"} {
 		if claim := h.getClaim(name); claim.Annotations[volume.AnnSelectedNode] != "" || claim.Spec.VolumeName != "" {

@@ -15,7 +15,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// asked marks a claim as the PV controller does when it wants a volume from us.
+// asked acts as the PV controller does to request a volume from us.
 func asked(c *v1.PersistentVolumeClaim) { c.Annotations[volume.AnnStorageProvisioner] = names.Driver }
 
 func TestImmediateBindingPrefersTheNodeWithMostFreeSpaceThatTheClassAllows(t *testing.T) {
@@ -59,7 +59,7 @@ func TestImmediateBindingFollowsThePlacementOfTheClass(t *testing.T) {
 		t.Run(fmt.Sprintf("%q", policy), func(t *testing.T) {
 			t.Parallel()
 			h := newHarness(t)
-			h.node("tiny", 64*mib) // too small for any claim here
+			h.node("tiny", 64*mib) // too small for all claims here
 			h.node("small", 300*mib)
 			h.node("large", 2*gib)
 			h.node("empty", gib)
@@ -112,7 +112,6 @@ func TestABurstOfImmediateClaimsIsSpreadAsThePlacementSays(t *testing.T) {
 	}
 }
 
-// onlyOn makes a class allow one node.
 func onlyOn(node string) func(*storagev1.StorageClass) {
 	return func(c *storagev1.StorageClass) {
 		c.AllowedTopologies = []v1.TopologySelectorTerm{{MatchLabelExpressions: []v1.TopologySelectorLabelRequirement{

@@ -18,21 +18,21 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// places is how many creates are under way to a node at a time.
+// places is the limit of creates in flight to a node.
 const places = 128
 
 func shortCreateTimeout(c *Controller) { c.core.createTimeout = time.Second }
 
-// occupiedNode is a node to which other creates take all places, from fill on and until release.
+// occupiedNode is a node whose places other creates hold from fill until release.
 type occupiedNode struct {
 	h    *harness
 	node string
 	held *heldCalls
-	// asked counts calls about the volume of the test.
+	// asked counts calls about the test's volume.
 	asked atomic.Int32
 }
 
-// occupiedNode returns a node that calls create for the volume of that name.
+// occupiedNode returns a node that calls create for the named volume.
 func (h *harness) occupiedNode(name, volume string, create func() error) *occupiedNode {
 	o := &occupiedNode{h: h, node: name, held: &heldCalls{release: make(chan struct{})}}
 	wait := hold[*lvmdv1.CreateVolumeRequest](o.held)
@@ -49,7 +49,7 @@ func (h *harness) occupiedNode(name, volume string, create func() error) *occupi
 	return o
 }
 
-// fill returns when so many creates are held.
+// fill returns when want creates are held.
 func (o *occupiedNode) fill(want int32) {
 	o.h.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -72,7 +72,7 @@ func TestAClaimThatWasNotSentToItsNodeLeavesIt(t *testing.T) {
 	h.node("n2", gib)
 	h.class("carve", nil)
 	h.run()
-	h.leader() // of a claim that was there before it led, it would not know whether n1 had been asked
+	h.leader() // a new leader would not know whether n1 had been asked for an older claim
 	n1.fill(places)
 	h.claim("c", "n1", nil)
 	h.event("Warning ProvisioningFailed", "node n1: the call was not sent", "nothing was done", "the scheduler is asked for another node")

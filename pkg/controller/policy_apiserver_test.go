@@ -27,8 +27,8 @@ import (
 
 const otherDriver = "other.example.com"
 
-// volumeOf describes a PersistentVolume of a driver, which a provisioner made unless
-// madeBy is empty.
+// volumeOf describes a PersistentVolume of a driver, made by a provisioner unless madeBy is
+// empty.
 func volumeOf(name, driver, madeBy string) *v1.PersistentVolume {
 	pv := &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PersistentVolumeSpec{
 		AccessModes:                   []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
@@ -64,13 +64,11 @@ func patchClaimAs(client kubernetes.Interface, name, patch string, subresources 
 	return err
 }
 
-// isDenied reports whether a policy denied a request: the API's own validation has the same code.
+// isDenied excludes the API's own validation, which has the same code.
 func isDenied(err error) bool {
 	return apierrors.IsInvalid(err) && strings.Contains(err.Error(), "ValidatingAdmissionPolicy")
 }
 
-// TestTheControllerMayWriteOnlyItsOwnVolumesAndClaims tries what the rights that are
-// shipped allow, and what their policies deny.
 func TestTheControllerMayWriteOnlyItsOwnVolumesAndClaims(t *testing.T) {
 	client := connectToAPIServer(t)
 	install(t, client)
@@ -105,7 +103,7 @@ func TestTheControllerMayWriteOnlyItsOwnVolumesAndClaims(t *testing.T) {
 	} {
 		waittest.Until(t, "the policy for "+what+" is in force", func() bool { return isDenied(denied()) })
 	}
-	// An overlay may rename the account. Its roles are not of interest here.
+	// An overlay may rename the account. Its roles do not matter here.
 	for _, account := range []string{"acme-carve-controller", "carve-controller-acme"} {
 		renamed := asAccount(t, account, "system:masters")
 		if err := errors.Join(patchVolumeAs(renamed, "ours", fmt.Sprintf(annotate, account)), patchClaimAs(renamed, "ours", fmt.Sprintf(selectNode, account))); err != nil {
@@ -179,8 +177,7 @@ func TestTheControllerMayWriteOnlyItsOwnVolumesAndClaims(t *testing.T) {
 	}
 }
 
-// TestControllerNamesOnlySecretsOfTheClaim tries which Secrets the controller may name in
-// PersistentVolumes, for a kubelet may read them, and whether it may move a volume to another claim.
+// The Secrets matter because a kubelet may read those that a PersistentVolume names.
 func TestControllerNamesOnlySecretsOfTheClaim(t *testing.T) {
 	client := connectToAPIServer(t)
 	install(t, client)
@@ -263,7 +260,7 @@ func TestControllerNamesOnlySecretsOfTheClaim(t *testing.T) {
 	}
 }
 
-// TestNodesHaveOnlyTheirOwnTopologyLabel tries, with all rights, to label nodes with other nodes' names.
+// The user has all rights.
 func TestNodesHaveOnlyTheirOwnTopologyLabel(t *testing.T) {
 	client := connectToAPIServer(t)
 	create := func(name, label string, options metav1.CreateOptions) error {
@@ -296,7 +293,7 @@ func TestNodesHaveOnlyTheirOwnTopologyLabel(t *testing.T) {
 		{"none instead of a wrong one", "wrong", `{"metadata":{"labels":{%q:null}}}`, false},
 		{"its own at last", "wrong", `{"metadata":{"labels":{%q:"wrong"}}}`, false},
 	} {
-		for _, subresource := range []string{"status", ""} { // a kubelet labels its node by the status
+		for _, subresource := range []string{"status", ""} { // a kubelet labels its node through the status
 			_, err := client.CoreV1().Nodes().Patch(t.Context(), test.node, types.MergePatchType, fmt.Appendf(nil, test.patch, names.TopologyNode), metav1.PatchOptions{}, subresource)
 			if test.denied && !isDenied(err) || !test.denied && err != nil {
 				t.Errorf("%s, written to %q: denied %t, want %t: %v", test.name, subresource, isDenied(err), test.denied, err)

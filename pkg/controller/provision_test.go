@@ -114,7 +114,7 @@ func TestAnEventFollowsASuccessThatAFailureWentBefore(t *testing.T) {
 	h.event("Normal ProvisioningSucceeded Successfully provisioned volume pvc-uid-c")
 }
 
-// countWrites counts the requests that change something, by verb and resource, from now on.
+// countWrites counts write requests by verb and resource from now on.
 func (h *harness) countWrites() func() map[string]int {
 	var mu sync.Mutex
 	counts := map[string]int{}
@@ -137,8 +137,7 @@ func (h *harness) countWrites() func() map[string]int {
 	}
 }
 
-// TestWhatThePVControllerDoesInTimeIsNotWrittenTwice has the PV controller bind and release at
-// once, and counts our writes for one volume, from its claim to its end.
+// The PV controller binds and releases at once; we count our writes for one volume's life.
 func TestWhatThePVControllerDoesInTimeIsNotWrittenTwice(t *testing.T) {
 	began, passed := time.Now(), atomic.Int64{}
 	h := newHarness(t, func(c *Controller) {
@@ -153,7 +152,7 @@ func TestWhatThePVControllerDoesInTimeIsNotWrittenTwice(t *testing.T) {
 	waittest.Until(t, "the volume exists", func() bool { return h.pv("pvc-uid-c") != nil })
 	waittest.Until(t, "less capacity is published", h.capacityIs("n1", gib-100*mib))
 
-	// What the PV controller writes is not counted: it goes by no client.
+	// The PV controller's writes bypass clients and are not counted.
 	setPhase := func(phase v1.PersistentVolumePhase) {
 		pv := h.pv("pvc-uid-c").DeepCopy()
 		pv.Status.Phase = phase
@@ -171,7 +170,7 @@ func TestWhatThePVControllerDoesInTimeIsNotWrittenTwice(t *testing.T) {
 	setPhase(v1.VolumeReleased)
 	waittest.Until(t, "the volume is gone", func() bool { return h.volumes() == 0 })
 	waittest.Until(t, "the capacity is published again", func() bool {
-		passed.Add(int64(time.Second)) // increases are gathered for a while from when they are reported
+		passed.Add(int64(time.Second)) // increases are published with a delay
 		return h.capacityIs("n1", gib)()
 	})
 	want := map[string]int{"create persistentvolumeclaims": 1, // by the test
@@ -183,7 +182,7 @@ func TestWhatThePVControllerDoesInTimeIsNotWrittenTwice(t *testing.T) {
 	}
 }
 
-// idle waits until the leader carries out no claim.
+// idle waits until the leader works on no claim.
 func (h *harness) idle() {
 	h.t.Helper()
 	p := h.leader().provisioner
@@ -214,9 +213,9 @@ func TestRawBlockAndRetainAndXFS(t *testing.T) {
 	}
 }
 
-// lookTwice has the controller, which works inTurn, look at a claim whose PersistentVolume exists,
-// and look again when the PV controller has been away for long. What it does then, it has done
-// before it makes the volume of another claim.
+// lookTwice makes the controller, which works inTurn, check a claim with a PersistentVolume,
+// and again after the PV controller was away for long. The create of another claim's volume
+// proves that it is done.
 func (h *harness) lookTwice(claim string, skew *atomic.Int64) {
 	h.t.Helper()
 	waittest.Until(h.t, "the volume is in the cache", func() bool { _, err := h.c.core.VolumeLister.Get("pvc-uid-" + claim); return err == nil })
@@ -387,14 +386,13 @@ func TestAClaimOnANodeThatLeftTheClusterIsRescheduled(t *testing.T) {
 	})
 }
 
-// rescheduled reports whether the claim has no selected node.
 func (h *harness) rescheduled(name string) bool {
 	_, has := h.getClaim(name).Annotations[volume.AnnSelectedNode]
 	return !has
 }
 
-// waitBeyondTimeout lets so much time pass that a node without uplink is not waited for any more, until
-// an Event with these parts is sent on the claim.
+// waitBeyondTimeout advances the clock past the wait for unconnected nodes until the claim
+// gets an Event with these parts.
 func (h *harness) waitBeyondTimeout(skew *atomic.Int64, claim string, parts ...string) {
 	h.t.Helper()
 	waittest.Until(h.t, "the claim waits in vain", func() bool {
@@ -491,7 +489,7 @@ func TestClaimsOfOthersAreLeftAlone(t *testing.T) {
 	}
 }
 
-// A change of a claim may be noted while its attempt ends.
+// A claim may change while its attempt ends.
 func TestWhatIsReservedForAClaimThatWasJustForgottenEnds(t *testing.T) {
 	h := newHarness(t)
 	h.node("n1", gib)

@@ -17,7 +17,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// knows waits until the controller has a volume in the report of its node, and its PersistentVolume.
+// knows waits until the controller has the volume in the node's report, and its
+// PersistentVolume.
 func (h *harness) knows(node, name string) {
 	h.t.Helper()
 	waittest.Until(h.t, "the controller knows "+name, func() bool {
@@ -27,7 +28,7 @@ func (h *harness) knows(node, name string) {
 	})
 }
 
-// TestAVolumeWithoutAPersistentVolumeIsRemovedOnceItsClaimIsGone has volumes that an earlier leader made before it ended.
+// An earlier leader made the volumes.
 func TestAVolumeWithoutAPersistentVolumeIsRemovedOnceItsClaimIsGone(t *testing.T) {
 	h := newHarness(t)
 	node, other := h.node("n1", 4*gib), h.node("n2", gib)
@@ -51,7 +52,7 @@ func TestAVolumeWithoutAPersistentVolumeIsRemovedOnceItsClaimIsGone(t *testing.T
 	made("gone", true)
 	made("used", false)
 	made("moved", true) // after its claim got one on another node
-	// It had a PersistentVolume, which an administrator deleted.
+	// An administrator deleted its PersistentVolume.
 	h.claim("had-one", "", func(c *v1.PersistentVolumeClaim) { c.Spec.VolumeName = "pvc-uid-had-one" })
 	made("had-one", true)
 	if !node.Volumes()["pvc-uid-bound"].GetProvisional() {
@@ -66,7 +67,7 @@ func TestAVolumeWithoutAPersistentVolumeIsRemovedOnceItsClaimIsGone(t *testing.T
 	if node.Volumes()["pvc-uid-bound"].GetProvisional() {
 		t.Error("a volume that a PersistentVolume names stays provisional")
 	}
-	// A Pod gets one after the node's report.
+	// A Pod gets it after the node's report.
 	made("late", true)
 	views := h.c.core.Fleet.Views()
 	must.Get(node.KeepVolume(t.Context(), &lvmdv1.KeepVolumeRequest{Id: node.Volumes()["pvc-uid-late"].GetId()}))(t)
@@ -87,7 +88,7 @@ func TestAVolumeWithoutAPersistentVolumeIsRemovedOnceItsClaimIsGone(t *testing.T
 	}
 }
 
-// TestNodesNoteBesideEachOtherWhatIsKept has each of two nodes wait until the other one is asked, too.
+// Each of two nodes waits until the other one is asked, too.
 func TestNodesNoteBesideEachOtherWhatIsKept(t *testing.T) {
 	h := newHarness(t)
 	h.class("carve", nil)
@@ -120,7 +121,6 @@ func TestNodesNoteBesideEachOtherWhatIsKept(t *testing.T) {
 	}
 }
 
-// TestAProvisionalVolumeIsNoOrphanForAMinute classifies one by its age.
 func TestAProvisionalVolumeIsNoOrphanForAMinute(t *testing.T) {
 	h := newHarness(t)
 	node := h.node("n1", gib)

@@ -12,33 +12,33 @@ import (
 )
 
 const (
-	// fleetTimeout is how long after its uplink opened a replica waits for the nodes before it
-	// is ready without them. Agents that have lost a replica look for a new one within seconds; those that have not do
-	// so within minutes, and a node may be down: neither holds up a rolling update. But it takes a replica away only when
-	// DNS answers, which a cache may keep for half a minute, have the new one.
+	// fleetTimeout is the time that nodes get to report before a replica is ready without
+	// them. Agents that lost a replica look for a new one within seconds, others within
+	// minutes, and a node may be down: a rolling update waits for neither. But it must not
+	// remove a replica before DNS answers, cached for up to half a minute, name the new one.
 	fleetTimeout = 30 * time.Second
-	// While nodes still report, it is not over: a fleet of thousands takes longer. It is when no probe has found
-	// more of them for fleetPause, which is two periods of the readiness probe, or after fleetBound in all: a
-	// fifth of the time after which the Deployment's rolling update counts as failed (progressDeadlineSeconds).
+	// The wait is longer while nodes still report, as in a fleet of thousands. It ends when no
+	// probe has found more of them for fleetPause (two periods of the readiness probe), or
+	// after fleetBound: a fifth of the Deployment's progressDeadlineSeconds.
 	fleetPause = 10 * time.Second
 	fleetBound = 2 * time.Minute
 )
 
-// readiness is whether a replica knows its fleet: once it does, it stays so, and a node that
-// joins later, or leaves, is no reason to be not ready. Its methods may be called concurrently.
+// readiness becomes true once the replica knows its fleet, and stays so when nodes join or
+// leave. Safe for concurrent use.
 type readiness struct {
 	mu sync.Mutex
-	// opened is when the uplink was opened, known whether the nodes have reported since, or have
-	// had their time for it.
+	// opened is the time at which the uplink opened. known is set once all nodes have reported
+	// or had their time.
 	opened time.Time
 	known  bool
-	// fewest is how many nodes had not reported at a probe at least, fell when a probe found fewer than
-	// those before: zero where none has yet.
+	// fewest is the minimum of unreported nodes at a probe, fell the time of its last
+	// decrease; zero before any.
 	fewest int
 	fell   time.Time
 }
 
-// look notes what a probe found, and reports whether the replica goes on waiting for nodes. The caller holds r.mu.
+// look records a probe and reports whether to wait longer. The caller holds r.mu.
 func (r *readiness) look(unreported int, now time.Time) bool {
 	if r.fewest == 0 {
 		r.fewest = unreported
@@ -50,15 +50,14 @@ func (r *readiness) look(unreported int, now time.Time) bool {
 	return unreported > 0 && (waited < fleetTimeout || waited < fleetBound && now.Sub(r.fell) < fleetPause)
 }
 
-// open notes that the uplink is open.
 func (r *readiness) open(now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.opened = now
 }
 
-// check returns an error while nodes that are expected have not reported. It looks at them until
-// it has returned nil once: probes after that cost nothing.
+// check returns an error while expected nodes have not reported. After the first success it
+// costs nothing.
 func (r *readiness) check(c *cluster.Cluster) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -76,13 +75,12 @@ func (r *readiness) check(c *cluster.Cluster) error {
 	return nil
 }
 
-// unreportedNodes returns how many nodes a replica expects reports of, which are those that some
-// replica published capacity for and that are in the cluster, and how many of them have not
-// reported. A report that was refused counts as one: a better one need not come.
+// unreportedNodes expects nodes in the cluster for which a replica published capacity. A
+// refused report counts: a better one need not come.
 func unreportedNodes(c *cluster.Cluster) (expected, unreported int) {
 	seen := map[string]bool{}
 	for _, object := range cluster.List(c.Capacities) {
-		name := capacity.TopologyNode(object) // empty where the object is about a kind of node
+		name := capacity.TopologyNode(object) // empty for a kind of node
 		if name == "" || seen[name] {
 			continue
 		}
@@ -99,15 +97,14 @@ func unreportedNodes(c *cluster.Cluster) (expected, unreported int) {
 	return expected, unreported
 }
 
-// openUplink notes that the uplink is open.
 func (c *Controller) openUplink() {
 	c.readiness.open(c.core.Now())
 	c.listening.Store(true)
 }
 
-// Ready returns why the replica should not be relied on to take over yet, or nil: its view of the
-// cluster is complete, its uplink open, and the nodes have reported to it, or have had their time
-// to do so. It may be called concurrently, and costs little.
+// Ready returns an error until the replica can take over: its view of the cluster is complete,
+// its uplink open, and the nodes have reported or had their time. It is cheap, and safe for
+// concurrent use.
 func (c *Controller) Ready(context.Context) error {
 	switch {
 	case !c.core.Synced():
@@ -118,6 +115,6 @@ func (c *Controller) Ready(context.Context) error {
 	return c.readiness.check(c.core.Cluster)
 }
 
-// Healthy returns an error if the replica should be restarted: it still acts two minutes after it lost
-// its lease. It may be called concurrently, and costs little.
+// Healthy returns an error if the replica must be restarted: it still acts two minutes after
+// it lost its lease. It is cheap, and safe for concurrent use.
 func (c *Controller) Healthy(context.Context) error { return c.lease.healthy() }

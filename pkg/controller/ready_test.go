@@ -18,14 +18,14 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// standby is a replica that does not lead: it watches the cluster, its uplink is open, and its
-// clock goes on only when a test says so.
+// standby does not lead: it watches the cluster, its uplink is open, and only the test
+// advances its clock.
 type standby struct {
 	*harness
 	now atomic.Int64 // nanoseconds after the uplink was opened
 }
 
-// newStandby starts one in a cluster in which capacity of these nodes is published, in two classes.
+// newStandby publishes capacity of the given nodes, in two classes.
 func newStandby(t *testing.T, published ...string) *standby {
 	t.Helper()
 	s := &standby{harness: newHarness(t)}
@@ -65,7 +65,6 @@ func (s *standby) run() {
 	s.c.openUplink()
 }
 
-// join has nodes connect and report.
 func (s *standby) join(nodes ...string) {
 	s.t.Helper()
 	for _, node := range nodes {
@@ -73,7 +72,7 @@ func (s *standby) join(nodes ...string) {
 	}
 }
 
-// wantReady wants a replica that is ready, or, where it says why, is not.
+// wantReady wants a ready replica, or an error that contains why.
 func (s *standby) wantReady(when, why string) {
 	s.t.Helper()
 	got := ""
@@ -149,7 +148,7 @@ func TestAReplicaWaitsWhileNodesStillReport(t *testing.T) {
 func TestAReplicaDoesNotWaitForNodesThatCannotReport(t *testing.T) {
 	s := newStandby(t, "out")
 	s.taint("out", v1.TaintNodeOutOfService)
-	s.publish("gone-fast", map[string]string{names.TopologyNode: "gone"}) // its Node object is not there
+	s.publish("gone-fast", map[string]string{names.TopologyNode: "gone"}) // without a Node object
 	s.run()
 	s.wantReady("with no node that could report", "")
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// unpin has each PersistentVolume that is written be without nodeAffinity, and record its node.
+// unpin replaces the nodeAffinity of new PersistentVolumes by a recorded node.
 func (h *harness) unpin() {
 	h.react("create", "persistentvolumes", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		pv := action.(clienttesting.CreateAction).GetObject().(*v1.PersistentVolume)

@@ -15,7 +15,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// recorded returns the Events of a reason on an object of a name, as the API server has them.
+// recorded returns the API server's Events of a reason on the named object.
 func (h *harness) recorded(name, reason string) (found []v1.Event) {
 	h.t.Helper()
 	for _, e := range must.Get(h.client.CoreV1().Events("").List(context.Background(), metav1.ListOptions{}))(h.t).Items {
@@ -26,12 +26,12 @@ func (h *harness) recorded(name, reason string) (found []v1.Event) {
 	return found
 }
 
-// TestAttemptsThatFailAlikeAreOneEvent has one claim fail again and again on a node, and has the
-// real recorder send the Events: Kubernetes counts those whose text is the same.
+// One claim fails repeatedly on a node. The real recorder sends the Events, and Kubernetes
+// merges equal ones.
 func TestAttemptsThatFailAlikeAreOneEvent(t *testing.T) {
 	const attempts = 4
 	h := newHarness(t, func(c *Controller) {
-		c.core.available.Least, c.core.available.Most = time.Millisecond, time.Second // ever longer
+		c.core.available.Least, c.core.available.Most = time.Millisecond, time.Second // increasing
 	})
 	recorder, stop := cluster.NewRecorder(h.client)
 	t.Cleanup(stop)

@@ -15,14 +15,14 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestVolumeGivenToAnotherClaimStaysOnARealServer has the PV controller of Kubernetes, which changes the
-// phase of a volume only after the write that gives it to another claim.
+// Kubernetes' PV controller changes the phase of a volume only after the write that gives it
+// to another claim.
 func TestVolumeGivenToAnotherClaimStaysOnARealServer(t *testing.T) {
 	client := connectToAPIServer(t)
 	for name, test := range map[string]struct {
 		next  func(volume string) func(*v1.PersistentVolumeClaim)
-		patch string // besides claimRef
-		// retained says that the first claim is deleted under Retain before, and not after.
+		patch string // in addition to claimRef
+		// retained: the first claim is deleted earlier, under Retain.
 		retained bool
 	}{
 		"by an administrator": {retained: true, patch: `"persistentVolumeReclaimPolicy":"Delete",`,
@@ -67,7 +67,6 @@ func TestVolumeGivenToAnotherClaimStaysOnARealServer(t *testing.T) {
 	}
 }
 
-// TestVolumeOfLostClaimIsNoOrphanOnARealServer takes a volume's PersistentVolume away, as to replace it.
 func TestClaimMarkedAsBoundGetsNoVolumeOnARealServer(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)
@@ -88,6 +87,7 @@ func TestClaimMarkedAsBoundGetsNoVolumeOnARealServer(t *testing.T) {
 	w.waitBound(t, claim)
 }
 
+// The PersistentVolume is deleted, as for a replacement.
 func TestVolumeOfLostClaimIsNoOrphanOnARealServer(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)

@@ -31,16 +31,14 @@ import (
 )
 
 const (
-	// resizeWorkers is how many claims are worked on at once. The library's workers wait for
-	// nodes; of so many, one node and one namespace have a share.
+	// The library's workers block on nodes; shares limits those of one node and one namespace.
 	resizeWorkers = 256
-	// resizeTimeout bounds one lvextend on a node, behind the node's own queue.
+	// resizeTimeout bounds one lvextend, behind the node's queue.
 	resizeTimeout = 3 * time.Minute
 )
 
-// awaitLibraries makes the upstream libraries wait for their workers, as they do
-// not by default: those could go on writing after another replica has taken
-// over.
+// awaitLibraries makes the upstream libraries wait for their workers, which could otherwise
+// write after another replica has taken over.
 func awaitLibraries() error {
 	gate := map[string]bool{string(features.ReleaseLeaderElectionOnExit): true}
 	if err := utilfeature.DefaultMutableFeatureGate.SetFromMap(gate); err != nil {
@@ -49,8 +47,7 @@ func awaitLibraries() error {
 	return nil
 }
 
-// runResizer grows volumes for claims that ask for more, by the upstream
-// library, until ctx is done.
+// runResizer grows volumes by the upstream library until ctx is done.
 func runResizer(ctx context.Context, c *core, all informers.SharedInformerFactory) error {
 	volumes := all.Core().V1().PersistentVolumes().Informer().GetStore()
 	scoped := newScopedInformers(all, func(claim *v1.PersistentVolumeClaim) bool {
@@ -67,24 +64,23 @@ func runResizer(ctx context.Context, c *core, all informers.SharedInformerFactor
 	return nil
 }
 
-// waitsForGrowth reports whether a claim asks for more than it has.
 func waitsForGrowth(claim *v1.PersistentVolumeClaim) bool {
 	return claim.Status.Phase == v1.ClaimBound && claim.Spec.Resources.Requests.Storage().Cmp(*claim.Status.Capacity.Storage()) > 0
 }
 
-// hasPreviousSize reports whether a claim's PersistentVolume has the library's note of its size before, which
-// the library takes off when the node has grown the file system.
+// hasPreviousSize reports whether the PersistentVolume has the library's annotation of the
+// previous size, which the library removes once the node has grown the file system.
 func hasPreviousSize(volumes cache.Store, claim *v1.PersistentVolumeClaim) bool {
 	obj, _, err := volumes.GetByKey(claim.Spec.VolumeName)
 	pv, ok := obj.(*v1.PersistentVolume)
 	return err == nil && ok && metav1.HasAnnotation(pv.ObjectMeta, util.AnnPreResizeCapacity)
 }
 
-// resizeError is a node's refusal to grow a volume, as the library is to see it. It goes on with
-// the size that it began with, whatever the claim asks for by then, unless the error is final for
-// it: by its codes, ResourceExhausted is not, and FailedPrecondition means that the volume is in
-// use. A node that has too little free space has begun nothing; what its disks could not hold in
-// any case is OutOfRange, which the library asks for less often.
+// resizeError translates a node's rejection for the library. The library goes on with the size
+// it began with, whatever the claim asks for later, unless the error is final:
+// ResourceExhausted is not, and FailedPrecondition means that the volume is in use. A node
+// without enough free space has begun nothing, hence Internal. OutOfRange, for sizes that the
+// disks can never hold, makes the library retry less often.
 func resizeError(node string, err error) error {
 	code, message := status.Code(err), cluster.Refusal(node, err)
 	switch fleet.Reason(err) {
@@ -97,7 +93,7 @@ func resizeError(node string, err error) error {
 	return status.Error(code, message)
 }
 
-// volumeResizer is what the library asks to grow one volume.
+// volumeResizer grows volumes for the library.
 type volumeResizer struct {
 	*core
 	leading context.Context //nolint:containedctx // the library has no context to give
@@ -106,20 +102,20 @@ type volumeResizer struct {
 
 var _ resizer.Resizer = (*volumeResizer)(nil)
 
-// Name is the driver's.
+// Name returns the driver's name.
 func (r *volumeResizer) Name() string { return names.Driver }
 
-// DriverSupportsControlPlaneExpansion says that the logical volume is grown
-// from here, before the node grows the file system.
+// DriverSupportsControlPlaneExpansion is true: the controller grows the logical volume before
+// the node grows the file system.
 func (r *volumeResizer) DriverSupportsControlPlaneExpansion() bool { return true }
 
-// CanSupport reports whether a volume is one of ours.
+// CanSupport reports whether the volume is ours.
 func (r *volumeResizer) CanSupport(pv *v1.PersistentVolume, _ *v1.PersistentVolumeClaim) bool {
 	return objects.IsOurs(pv)
 }
 
-// Resize grows the logical volume. Errors are gRPC statuses, by which the
-// library knows what is worth another attempt.
+// Resize grows the logical volume. Its errors are gRPC statuses, by which the library decides
+// about retries.
 func (r *volumeResizer) Resize(pv *v1.PersistentVolume, size resource.Quantity) (resource.Quantity, bool, error) {
 	node, ok := objects.NodeOf(pv)
 	if !ok {

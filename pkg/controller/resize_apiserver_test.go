@@ -15,8 +15,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestGrowthThatAskedForTooMuchCanBeTakenBackOnARealServer has the API server's rule that a claim's
-// request may be lowered while its growth failed, down to what the claim has.
+// The API server allows a lower request while the growth failed, down to the claim's present
+// size.
 func TestGrowthThatAskedForTooMuchCanBeTakenBackOnARealServer(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)

@@ -13,7 +13,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// grow does what a user does who wants more.
 func (h *harness) grow(name, size string) { h.t.Helper(); h.growIn("default", name, size) }
 
 func (h *harness) growIn(namespace, name, size string) {
@@ -115,7 +114,7 @@ func TestANewLeaderEndsWhatAnEarlierOneLeft(t *testing.T) {
 	noted := before.boundVolume("noted", "n1").DeepCopy()
 	before.stop()
 	before.grow("c", "200Mi")
-	// The node grew its file system when there was no leader.
+	// The node grew its file system while no replica led.
 	noted.Annotations[util.AnnPreResizeCapacity] = "50Mi"
 	must.Get(before.client.CoreV1().PersistentVolumes().Update(t.Context(), noted, metav1.UpdateOptions{}))(t)
 

@@ -13,9 +13,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestAClaimLeavesANodeWhoseLVMHangs: the node's first answer leaves open what it did. Where LVM
-// answers nothing, the following ones say that lvmd did nothing; where it answers scans, they are as
-// the first.
+// The node's first answer leaves its outcome open. If LVM hangs entirely, later ones prove
+// that lvmd did nothing; if LVM answers scans, they are like the first.
 func TestAClaimLeavesANodeWhoseLVMHangs(t *testing.T) {
 	killed := lvmdfake.Error(codes.DeadlineExceeded, names.ReasonCommandTimedOut, "creating: command timed out")
 	for name, hooks := range map[string]func() lvmdfake.Hooks{

@@ -33,7 +33,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// plane is a control plane that a test has for itself: etcd, the API server, and the controllers of
+// plane is a test's own control plane: etcd, the API server, and the controllers of
 // PersistentVolumes.
 type plane struct {
 	t         *testing.T
@@ -44,12 +44,12 @@ type plane struct {
 	log       map[string]*bytes.Buffer
 }
 
-// The components, in the order of their start.
+// In the order of their start.
 var planeComponents = []string{"etcd", "kube-apiserver", "kube-controller-manager"}
 
 const planeEtcd = "http://127.0.0.1:23790"
 
-// newPlane starts a plane beside that of all tests, with its keys, until the test ends.
+// newPlane starts a plane with the keys of the shared one, until the test ends.
 func newPlane(t *testing.T) *plane {
 	t.Helper()
 	dir, pki := t.TempDir(), filepath.Join(filepath.Dir(os.Getenv("KUBECONFIG")), "pki")
@@ -90,7 +90,7 @@ func newPlane(t *testing.T) *plane {
 	return p
 }
 
-// start starts components, and waits until the API server serves, if it runs.
+// start also waits until the API server, if it runs, serves.
 func (p *plane) start(components ...string) {
 	p.t.Helper()
 	for _, c := range components {
@@ -99,7 +99,7 @@ func (p *plane) start(components ...string) {
 			p.log[c] = &bytes.Buffer{}
 		}
 		command.Stdout, command.Stderr = p.log[c], p.log[c]
-		command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // it does not outlive a test that is killed
+		command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // it must not outlive a killed test
 		must.Succeed(p.t, command.Start())
 		p.running[c] = command
 		if c == "etcd" {
@@ -123,7 +123,7 @@ func (p *plane) start(components ...string) {
 	}
 }
 
-// end ends components, the last one first.
+// end stops components in reverse order.
 func (p *plane) end(components ...string) {
 	for _, c := range slices.Backward(components) {
 		if command := p.running[c]; command != nil {
@@ -134,7 +134,6 @@ func (p *plane) end(components ...string) {
 	}
 }
 
-// backUp copies what etcd has.
 func (p *plane) backUp() {
 	p.t.Helper()
 	p.end("etcd")
@@ -142,7 +141,7 @@ func (p *plane) backUp() {
 	p.start("etcd")
 }
 
-// restore has etcd go back to what was backed up, and starts everything again.
+// restore returns etcd to its backup and restarts everything.
 func (p *plane) restore() {
 	p.t.Helper()
 	p.end(planeComponents...)
@@ -151,8 +150,8 @@ func (p *plane) restore() {
 	p.start(planeComponents...)
 }
 
-// refusesEarlierLeaders has a node refuse the creates of an earlier leader than the newest that asked, as
-// lvmd does for an hour.
+// refusesEarlierLeaders makes a node reject creates of earlier leaders than the newest seen,
+// as lvmd does for an hour.
 func refusesEarlierLeaders(node *lvmdfake.Server) {
 	var mu sync.Mutex
 	var newest leadership.Leadership
@@ -171,8 +170,8 @@ func refusesEarlierLeaders(node *lvmdfake.Server) {
 	}})
 }
 
-// TestAClusterGoesBackToABackupOfEtcd makes and deletes volumes after a backup, and restores it: the nodes
-// go on, the objects are those of before.
+// Volumes are made and deleted after a backup, which is then restored: the nodes keep their
+// state, the objects return to the older one.
 func TestAClusterGoesBackToABackupOfEtcd(t *testing.T) {
 	p := newPlane(t)
 	w := newWorld(t, p.client)
@@ -198,7 +197,7 @@ func TestAClusterGoesBackToABackupOfEtcd(t *testing.T) {
 	p.backUp()
 
 	lead()
-	c := lead() // its number is larger than that of the first leader after the restore
+	c := lead() // its number is larger than the first leader's after the restore
 	later := w.claim(t, class, "n1", named("later", nil))
 	w.waitBound(t, later)
 	of := func(claim *v1.PersistentVolumeClaim) *lvmdv1.Volume { return node.Volumes()[w.volumeOf(claim)] }

@@ -13,8 +13,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// withAgents has a Pod of the agent on each of these nodes, which the controller watches, and nodes held back
-// and given up at once.
+// withAgents puts an agent's Pod on each node, and holds nodes back and abandons them at once.
 func (h *harness) withAgents(nodes ...string) {
 	h.t.Helper()
 	h.c.core.available.Grace, h.c.core.Losses.Agentless.Grace = time.Millisecond, time.Millisecond
@@ -26,8 +25,8 @@ func (h *harness) withAgents(nodes ...string) {
 	waittest.Until(h.t, "the agents are known", h.c.agents.Synced)
 }
 
-// retired looks once, as is done by the minute, and reports whether nothing is published for a node any
-// more, and none counts as cut off.
+// retired makes the minutely check, and reports whether nothing is published for a node and
+// none counts as cut off.
 func (h *harness) retired(node string) func() bool {
 	return func() bool {
 		h.c.forgetNodes(h.t.Context())
@@ -43,7 +42,7 @@ func TestANodeThatIsToHaveNoAgentAnyMoreIsNotCutOff(t *testing.T) {
 	h.run()
 	h.leader()
 	waittest.Until(t, "n1 is published", h.capacityIs("n1", gib))
-	h.cutOff("n1") // its agent crashed: there is its Pod
+	h.cutOff("n1") // its agent crashed: its Pod exists
 	waittest.Until(t, "n1 is held back", h.capacityIs("n1", 0))
 	for range 3 {
 		if h.retired("n1")() || h.c.heldBack(cluster.CauseAway) != 1 || h.c.core.Retired("n1") {

@@ -17,13 +17,13 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// manifest is what these tests read of any object that is shipped.
+// manifest has the fields of shipped objects that these tests read.
 type manifest struct {
 	Kind     string
 	Metadata struct{ Name string }
 	Rules    []rbacv1.PolicyRule
 	Subjects []rbacv1.Subject
-	// AutomountServiceAccountToken is a ServiceAccount's, that in Spec a Pod's.
+	// AutomountServiceAccountToken is a ServiceAccount's; Spec has a Pod's.
 	AutomountServiceAccountToken *bool
 	Spec                         struct {
 		Template struct {
@@ -32,7 +32,7 @@ type manifest struct {
 	}
 }
 
-// shipped calls f with every object in the manifests below a folder.
+// shipped calls f with each object in a folder's manifests.
 func shipped(t *testing.T, folder string, f func(path string, m *manifest)) {
 	t.Helper()
 	err := filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
@@ -45,7 +45,8 @@ func shipped(t *testing.T, folder string, f func(path string, m *manifest)) {
 		}
 		for document := range strings.SplitSeq(string(content), "\n---\n") {
 			m := &manifest{}
-			// What is not an object of Kubernetes, or has other types there, is not looked for.
+			// Skip documents that are not Kubernetes objects, or have other types in these
+			// fields.
 			if yaml.Unmarshal([]byte(document), m) == nil {
 				f(path, m)
 			}
@@ -92,7 +93,6 @@ func TestTheNodeAgentsHaveNoRightsInTheAPI(t *testing.T) {
 	}
 }
 
-// right is a verb on a resource.
 type right struct{ resource, verb string }
 
 var (
@@ -101,8 +101,8 @@ var (
 	documentedVerb = regexp.MustCompile(`\b(get|list|watch|create|update|patch|delete)\b`)
 )
 
-// documentedRights are those that the tables of docs/explanation/security.md list; a row
-// without a resource is about that of the row before.
+// documentedRights are listed in docs/explanation/security.md; a row without a resource
+// continues the previous one.
 func documentedRights(t *testing.T) map[right]bool {
 	t.Helper()
 	content := must.Get(os.ReadFile("../../docs/explanation/security.md"))(t)
@@ -156,11 +156,11 @@ func TestEveryRightOfTheControllerIsDocumentedAndNoOther(t *testing.T) {
 	}
 }
 
-// TestRightsOnWhatOthersHaveTooAreNoWider: with more, a holder of the controller's token reads the Secrets
-// of a namespace or of the cluster, or holds up others by their leases.
+// With wider rights, a holder of the controller's token reads the Secrets of a namespace or of
+// the cluster, or holds up other components by their leases.
 func TestRightsOnWhatOthersHaveTooAreNoWider(t *testing.T) {
-	// Of these only objects of the names can be more than created; all but namespaces are in the
-	// controller's own. No names: all of the namespace.
+	// Anything but create is limited to these names. All but namespaces are in the
+	// controller's own namespace; an empty list means all of it.
 	narrow := map[string][]string{
 		"secrets": {"carve-uplink-ca", "carve-metrics-token"}, "configmaps": {"carve-uplink-ca"}, "leases": {"carve-controller"},
 		"deployments": {"carve-controller"}, "csistoragecapacities": nil, "namespaces": {"kube-system"},
@@ -207,7 +207,7 @@ func TestTheKubeletAsksForTheNumberOfVolumesAgain(t *testing.T) {
 	content := must.Get(os.ReadFile("../../deploy/base/csidriver.yaml"))(t)
 	driver := storagev1.CSIDriver{}
 	must.Succeed(t, yaml.UnmarshalStrict(content, &driver))
-	// The API server refuses less than ten seconds.
+	// The API server rejects less than ten seconds.
 	if given := driver.Spec.NodeAllocatableUpdatePeriodSeconds; given == nil || *given < 10 {
 		t.Errorf("spec.nodeAllocatableUpdatePeriodSeconds of %s: got %v, want 10 or more", driver.Name, given)
 	}

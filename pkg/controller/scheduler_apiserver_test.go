@@ -46,8 +46,8 @@ const (
 	schedulerAccount   = "carve-scheduler"
 )
 
-// runScheduler runs carve-scheduler until the test ends, with the configuration and the rights that the component
-// gives it.
+// runScheduler runs carve-scheduler until the test ends, with the component's configuration
+// and rights.
 func runScheduler(t *testing.T) {
 	t.Helper()
 	program := os.Getenv("CARVE_SCHEDULER")
@@ -56,7 +56,7 @@ func runScheduler(t *testing.T) {
 	}
 	var shipped v1.ConfigMap
 	must.Succeed(t, yaml.UnmarshalStrict(must.Get(os.ReadFile(schedulerComponent+"config.yaml"))(t), &shipped))
-	// Written from the Go type, it has fields that an older scheduler does not know.
+	// The Go type would write fields that an older scheduler does not know.
 	var config map[string]any
 	must.Succeed(t, yaml.UnmarshalStrict([]byte(shipped.Data["kube-scheduler.yaml"]), &config))
 	dir := t.TempDir()
@@ -73,7 +73,7 @@ func runScheduler(t *testing.T) {
 	var log bytes.Buffer
 	command := exec.Command(program, "--config="+path, "--bind-address=127.0.0.1", "--secure-port=0")
 	command.Stdout, command.Stderr = &log, &log
-	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // it does not outlive a test that is killed
+	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // it must not outlive a killed test
 	must.Succeed(t, command.Start())
 	t.Cleanup(func() {
 		_ = command.Process.Kill()
@@ -84,15 +84,15 @@ func runScheduler(t *testing.T) {
 	})
 }
 
-// pathsResolved makes the files that a configuration names independent of where it is written.
+// pathsResolved makes a configuration's paths independent of its location.
 func pathsResolved(t *testing.T, config *clientcmdapi.Config) *clientcmdapi.Config {
 	t.Helper()
 	must.Succeed(t, clientcmd.ResolveLocalPaths(config))
 	return config
 }
 
-// runPod makes a Pod in our namespace, with claims, and an ephemeral volume if it has a class. The
-// Pod goes with the test.
+// runPod makes a Pod with claims, and an ephemeral volume if class is not empty, until the
+// test ends.
 func (w *world) runPod(t *testing.T, scheduler, name, class string, claims ...string) {
 	t.Helper()
 	spec, _ := scheduledPod(class != "")
@@ -121,8 +121,7 @@ func (w *world) nodeOf(t *testing.T, pod string) string {
 	return must.Get(w.client.CoreV1().Pods(w.namespace).Get(t.Context(), pod, metav1.GetOptions{}))(t).Spec.NodeName
 }
 
-// isPlaced waits until a Pod has its node, and fails the test unless the claims are bound to
-// volumes there.
+// isPlaced waits until a Pod has its node, and fails unless the claims are bound there.
 func (w *world) isPlaced(t *testing.T, pod string, claims ...string) (node string) {
 	t.Helper()
 	waittest.Until(t, "Pod "+pod+" has a node", func() bool { node = w.nodeOf(t, pod); return node != "" })
@@ -140,7 +139,7 @@ func (w *world) isPlaced(t *testing.T, pod string, claims ...string) (node strin
 	return node
 }
 
-// named makes a claim in our namespace, which goes with the test.
+// named makes a claim until the test ends.
 func (w *world) named(t *testing.T, name, class string, change func(*v1.PersistentVolumeClaim)) {
 	t.Helper()
 	w.claim(t, class, "", func(c *v1.PersistentVolumeClaim) {
@@ -154,7 +153,7 @@ func (w *world) named(t *testing.T, name, class string, change func(*v1.Persiste
 	})
 }
 
-// static makes a PersistentVolume on n2 that an administrator made, which goes with the test.
+// static makes an administrator's PersistentVolume on n2 until the test ends.
 func (w *world) static(t *testing.T, name, class string, change func(*v1.PersistentVolume)) {
 	t.Helper()
 	pv := volumeOf(name, otherDriver, "")
@@ -172,7 +171,7 @@ func (w *world) static(t *testing.T, name, class string, change func(*v1.Persist
 	})
 }
 
-// schedulerWorld is a cluster in which Carve and carve-scheduler are installed and run, with a class.
+// schedulerWorld has Carve and carve-scheduler installed and running, and a class.
 func schedulerWorld(t *testing.T, change func(*storagev1.StorageClass), changes ...harnessOption) (w *world, class string) {
 	t.Helper()
 	client := connectToAPIServer(t)
@@ -189,14 +188,13 @@ func schedulerWorld(t *testing.T, change func(*storagev1.StorageClass), changes 
 	return w, class
 }
 
-// installScheduler gives carve-scheduler its rights.
 func installScheduler(t *testing.T, client kubernetes.Interface) {
 	t.Helper()
 	apply(t, client, schedulerComponent+"rbac.yaml")
 	apply(t, client, schedulerComponent+"policy.yaml")
 }
 
-// waits waits until the scheduler says why a Pod has no node.
+// waits waits until the scheduler reports message about a Pod without a node.
 func (w *world) waits(t *testing.T, pod, message string) {
 	t.Helper()
 	waittest.Until(t, "Pod "+pod+" waits: "+message, func() bool {
@@ -207,7 +205,8 @@ func (w *world) waits(t *testing.T, pod, message string) {
 	})
 }
 
-// refuseVolumes has all nodes refuse volumes, as if they were away, and counts how often they do. noHooks ends that.
+// refuseVolumes makes all nodes reject volumes as if they were away, and counts that, until
+// noHooks.
 func (w *world) refuseVolumes() *atomic.Int32 {
 	refused := new(atomic.Int32)
 	for _, node := range w.nodes {
@@ -219,7 +218,7 @@ func (w *world) refuseVolumes() *atomic.Int32 {
 	return refused
 }
 
-// TestCarveSchedulerStartsPodsWithTheirVolumes has it bring Pods of all kinds to nodes.
+// The Pods have all kinds of volumes.
 func TestCarveSchedulerStartsPodsWithTheirVolumes(t *testing.T) {
 	w, class := schedulerWorld(t, nil)
 	t.Run("an ephemeral volume", func(t *testing.T) {
@@ -291,7 +290,7 @@ func TestCarveSchedulerStartsPodsWithTheirVolumes(t *testing.T) {
 			claim = must.Get(w.client.CoreV1().PersistentVolumeClaims(ours).Get(t.Context(), "others", metav1.GetOptions{}))(t)
 			return claim.Annotations[volume.AnnSelectedNode] != "" && claim.Annotations[volume.AnnStorageProvisioner] == otherDriver
 		})
-		// One of our own Pods that comes later is placed.
+		// One of our own later Pods is placed.
 		w.runPod(t, carveScheduler, "after-others", class)
 		w.isPlaced(t, "after-others", "after-others-data")
 		if node := w.nodeOf(t, "others"); node != "" {
@@ -315,7 +314,7 @@ func TestCarveSchedulerStartsPodsWithTheirVolumes(t *testing.T) {
 					full = name
 				}
 				if full == name {
-					// Each time: volumes of Pods before may be deleted in the meantime.
+					// Each time: volumes of earlier Pods may be deleted concurrently.
 					used := int64(lvmdfake.AllocationUnit) // too little for the Pod
 					for _, v := range node.Volumes() {
 						used += v.GetSizeBytes()
@@ -364,7 +363,7 @@ func TestCarveSchedulerStartsPodsWithTheirVolumes(t *testing.T) {
 		spec, _ := scheduledPod(true)
 		spec.SchedulerName, spec.NodeSelector = carveScheduler, map[string]string{names.TopologyNode: "n2"}
 		spec.Volumes[0].Ephemeral.VolumeClaimTemplate.Spec.StorageClassName = &class
-		spec.Containers[0].Ports = []v1.ContainerPort{{ContainerPort: 80, HostPort: 80}} // of which a node has one
+		spec.Containers[0].Ports = []v1.ContainerPort{{ContainerPort: 80, HostPort: 80}} // a node has it once
 		w.runPodOf(t, "victim", spec)
 		w.isPlaced(t, "victim", "victim-data")
 		spec.PriorityClassName = important.Name
@@ -399,11 +398,11 @@ func TestCarveSchedulerStartsPodsWithTheirVolumes(t *testing.T) {
 	})
 }
 
-// TestCarveSchedulerFollowsThePlacement has Pods that both nodes could take.
+// Both nodes can take each Pod.
 func TestCarveSchedulerFollowsThePlacement(t *testing.T) {
 	w, _ := schedulerWorld(t, nil)
 	w.nodes["n2"].Resize("local", 2*gib)
-	const pods, crowd = 3, 20 // more than all that the Pods bring to n1
+	const pods, crowd = 3, 20 // more than what the Pods bring to n1
 	for i := range crowd {
 		name := fmt.Sprintf("crowd-%d", i)
 		must.Get(w.nodes["n2"].CreateVolume(t.Context(), &lvmdv1.CreateVolumeRequest{Name: name, RequiredBytes: 4 * mib, Mode: lvmdv1.VolumeMode_VOLUME_MODE_BLOCK}))(t)
@@ -445,7 +444,7 @@ func TestCarveSchedulerFollowsThePlacement(t *testing.T) {
 	})
 }
 
-// TestCarveSchedulerComparesTheSumOfAPodsClaims has two claims. Either fits on n1, both do not.
+// Either of two claims fits on n1, both do not.
 func TestCarveSchedulerComparesTheSumOfAPodsClaims(t *testing.T) {
 	w, class := schedulerWorld(t, nil)
 	for _, name := range []string{"first", "second"} {
@@ -465,8 +464,7 @@ func TestCarveSchedulerComparesTheSumOfAPodsClaims(t *testing.T) {
 	}
 }
 
-// TestCarveSchedulerKeepsAPodWithItsMovableVolume has the scheduler try a Pod again and again whose binding failed, and
-// pins nothing.
+// The scheduler retries a Pod whose binding failed; the controller pins nothing.
 func TestCarveSchedulerKeepsAPodWithItsMovableVolume(t *testing.T) {
 	w, _ := schedulerWorld(t, movable, func(c *Controller) { c.core.pinGrace = time.Hour })
 	allow := refuseBindings(t, w.client)
@@ -483,7 +481,6 @@ func TestCarveSchedulerKeepsAPodWithItsMovableVolume(t *testing.T) {
 	w.endSet(t, true, claim, after)
 }
 
-// noHooks has the nodes answer as they are again.
 func (w *world) noHooks() {
 	for _, node := range w.nodes {
 		node.SetHooks(lvmdfake.Hooks{})

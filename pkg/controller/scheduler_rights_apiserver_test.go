@@ -24,8 +24,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestSchedulerHasUpstreamsRights compares the ClusterRole of the component with those of kube-scheduler. The API
-// server of an older version knows fewer resources.
+// An older API server knows fewer resources.
 func TestSchedulerHasUpstreamsRights(t *testing.T) {
 	client := connectToAPIServer(t)
 	install(t, client)
@@ -48,7 +47,8 @@ func TestSchedulerHasUpstreamsRights(t *testing.T) {
 	own, upstream := rights(schedulerAccount), rights("system:kube-scheduler", "system:volume-scheduler")
 	maps.DeleteFunc(upstream, func(right string, _ bool) bool {
 		group, resource, _ := strings.Cut(right, " ")
-		// Its Lease is in a Role. The scheduler calls pods/binding, and ReplicaSets left the group extensions.
+		// Its Lease is in a Role. The scheduler calls pods/binding, and ReplicaSets left the
+		// group extensions.
 		return group == "coordination.k8s.io" || group == "extensions" || strings.HasPrefix(right, " bindings ") ||
 			strings.HasPrefix(resource, "podgroups")
 	})
@@ -65,8 +65,7 @@ func TestSchedulerHasUpstreamsRights(t *testing.T) {
 	}
 }
 
-// TestOurSchedulerMayWriteOnlyWhatItHasTo tries what the rights that the component ships allow, and
-// what their policies deny.
+// The test tries what the component's rights allow and its policies deny.
 func TestOurSchedulerMayWriteOnlyWhatItHasTo(t *testing.T) {
 	client := connectToAPIServer(t)
 	install(t, client)
@@ -84,7 +83,7 @@ func TestOurSchedulerMayWriteOnlyWhatItHasTo(t *testing.T) {
 	taken := volumeOf("taken", otherDriver, "")
 	taken.Spec.ClaimRef = &v1.ObjectReference{Namespace: ours, Name: "another", UID: "uid"}
 	unclaimed := volumeOf("unclaimed", otherDriver, "")
-	unclaimed.Spec.StorageClassName = "unrelated" // lest the PV controller gives it to the claim
+	unclaimed.Spec.StorageClassName = "unrelated" // the PV controller must not bind it
 	for _, pv := range []*v1.PersistentVolume{unclaimed, taken} {
 		must.Get(client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}))(t)
 		t.Cleanup(func() {
@@ -164,7 +163,7 @@ func TestOurSchedulerMayWriteOnlyWhatItHasTo(t *testing.T) {
 		})
 	}
 	annotated := func(b *v1.Binding) { b.Annotations = map[string]string{"a": "b"} }
-	tries := 0 // of what is allowed, and harmless, until a policy is in force
+	tries := 0 // of harmless allowed requests until a policy is in force
 	policies := map[string]func() error{
 		"bindings": func() error { return bind("none", annotated) },
 		"Pods":     func() error { return updatePhase("probe", []v1.PodPhase{v1.PodRunning, v1.PodFailed}[tries%2]) },
@@ -259,7 +258,7 @@ func TestOurSchedulerMayWriteOnlyWhatItHasTo(t *testing.T) {
 	}
 }
 
-// TestNamespacesOptInToOurScheduler applies the component's policy.
+// With the component's policy.
 func TestNamespacesOptInToOurScheduler(t *testing.T) {
 	client := connectToAPIServer(t)
 	if !servesSince(t, client, 36, admissionv1.SchemeGroupVersion, "mutatingadmissionpolicies") {

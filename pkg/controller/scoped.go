@@ -16,25 +16,24 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// libraryResync is how often a library looks again at what it has not done.
+// libraryResync is the period after which a library sees its unfinished claims again.
 const libraryResync = 10 * time.Minute
 
-// scopedInformers lends our informers of claims and volumes to a library that
-// adds event handlers and never removes them: release does. What the library writes
-// into their stores, it alone sees. Other informers of the factory are lent as they are.
+// scopedInformers lends our informers of claims and volumes to a library that never removes
+// its event handlers: release does. Only the library sees its writes into their stores. Other
+// informers of the factory are lent unchanged.
 //
-// Of the claims that are there already the library sees those that it has something to do for, instead of
-// queueing each claim of the cluster at every change of leaders. Whatever changes later it sees.
+// Initially the library sees only claims that need it, instead of queueing every claim of the
+// cluster at each change of leaders. It sees all later changes.
 type scopedInformers struct {
 	informers.SharedInformerFactory
-	// waits reports whether the library has something to do for a claim.
+	// waits reports whether the library has work for a claim.
 	waits func(*v1.PersistentVolumeClaim) bool
 
 	mu       sync.Mutex
 	handlers []scopedHandler
 }
 
-// scopedHandler is a handler that was added.
 type scopedHandler struct {
 	cache.ResourceEventHandler
 	ofClaims bool
@@ -45,7 +44,7 @@ func newScopedInformers(all informers.SharedInformerFactory, waits func(*v1.Pers
 	return &scopedInformers{SharedInformerFactory: all, waits: waits}
 }
 
-// release removes every handler that was added through s.
+// release removes every handler added through s.
 func (s *scopedInformers) release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -55,8 +54,7 @@ func (s *scopedInformers) release() {
 	s.handlers = nil
 }
 
-// resync has the library look again, in each period until ctx is done, at the claims that wait for it.
-// Our informers do not resync, by which the library would.
+// resync shows the waiting claims to the library every period: our informers do not resync.
 func (s *scopedInformers) resync(ctx context.Context, period time.Duration, claims func() []*v1.PersistentVolumeClaim) {
 	for {
 		select {
@@ -72,7 +70,7 @@ func (s *scopedInformers) resync(ctx context.Context, period time.Duration, clai
 	}
 }
 
-// again has the library look at a claim that did not change.
+// again shows an unchanged claim to the library.
 func (s *scopedInformers) again(claim *v1.PersistentVolumeClaim) {
 	s.mu.Lock()
 	handlers := slices.Clone(s.handlers)
@@ -121,14 +119,13 @@ func (i scopedClaims) Informer() cache.SharedIndexInformer {
 	return scopedInformer{i.TypedPersistentVolumeClaimInformer.Informer(), i.s, true}
 }
 
-// scopedInformer remembers the handlers that are added to it.
 type scopedInformer struct {
 	cache.SharedIndexInformer
 	s        *scopedInformers
 	ofClaims bool
 }
 
-// GetStore returns what the informer has, and what the library writes.
+// GetStore returns a view of the store with the library's own writes.
 func (i scopedInformer) GetStore() cache.Store {
 	return &ownWrites{Store: i.SharedIndexInformer.GetStore(), written: map[string]any{}}
 }
@@ -150,7 +147,7 @@ func (i scopedInformer) AddEventHandlerWithResyncPeriod(h cache.ResourceEventHan
 	return r, err
 }
 
-// waitingFirst hands a library, of the claims that are there when it begins, those that wait for it.
+// waitingFirst drops initial claims that do not need the library.
 type waitingFirst struct {
 	cache.ResourceEventHandler
 	waits func(*v1.PersistentVolumeClaim) bool
@@ -163,9 +160,9 @@ func (h waitingFirst) OnAdd(obj any, initial bool) {
 	h.ResourceEventHandler.OnAdd(obj, initial)
 }
 
-// ownWrites is an informer's store for a library that writes into it what the API server answered. The
-// informer may have something newer by then, or have seen that the object is gone. So the library reads
-// what it wrote until the informer has something as new, and the store itself stays as it is.
+// ownWrites is a store for a library that writes the API server's answers into it. The
+// informer may already have a newer object, or have seen its deletion. So the store stays
+// unchanged, and the library reads its own object until the informer's is as new.
 type ownWrites struct {
 	cache.Store
 
@@ -199,7 +196,7 @@ func (o *ownWrites) GetByKey(key string) (obj any, exists bool, err error) {
 	return obj, exists, err
 }
 
-// isOlder reports whether one object is an earlier version of another one.
+// isOlder reports whether one is an earlier version of other.
 func isOlder(one, other any) bool {
 	a, errA := meta.Accessor(one)
 	b, errB := meta.Accessor(other)

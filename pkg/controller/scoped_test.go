@@ -49,7 +49,6 @@ func TestInformersThatAreLentLoseTheHandlersOfTheBorrower(t *testing.T) {
 	}
 }
 
-// boundWithSize is a bound claim.
 func boundWithSize(name, request, capacity string) *v1.PersistentVolumeClaim {
 	claim := &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
 	claim.Spec.Resources.Requests = v1.ResourceList{v1.ResourceStorage: resource.MustParse(request)}
@@ -127,7 +126,7 @@ func TestALibraryLooksAgainAtTheClaimsThatWaitForIt(t *testing.T) {
 	}
 }
 
-// The library writes an answer that came before a change that the informer has seen, or before a deletion.
+// The library writes an answer older than a change or deletion that the informer has seen.
 func TestWhatALibraryWritesIntoAStoreIsNoNewsToUs(t *testing.T) {
 	version := func(version, uid string) *v1.PersistentVolumeClaim {
 		return &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "c", UID: types.UID(uid), ResourceVersion: version}}

@@ -19,9 +19,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestTheSchedulerLeavesANodeWhoseDisksCannotHaveAFileSystem has a Pod come to a node with larger
-// sectors than the blocks that its StorageClass asks for, while the other node is full, and then has
-// space. That counts against the claim alone.
+// A Pod comes to a node whose sectors are larger than its StorageClass' blocks, while the
+// other node is full and then gets space. That counts against the claim alone.
 func TestTheSchedulerLeavesANodeWhoseDisksCannotHaveAFileSystem(t *testing.T) {
 	leaveForAFileSystem(t, "", func(w *world, o Options, changes ...harnessOption) { actOn(t, w, o, changes...) })
 }
@@ -70,7 +69,7 @@ func leaveForAFileSystem(t *testing.T, scheduler string, act func(*world, Option
 		return w.eventOn(t, claim, "ProvisioningFailed", "node n1: disks with sectors of 4096 bytes", "the scheduler is asked for another node") != nil
 	})
 
-	// The node serves all others.
+	// The node serves all other classes.
 	waittest.Until(t, "another StorageClass has all of n1", published("n1", other, gib))
 	plain := w.claim(t, other, "n1", named("plain", nil))
 	w.waitBound(t, plain)

@@ -14,14 +14,14 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// refuseFormats makes a node refuse the file systems that it is asked for, while the switch is on.
+// refuseFormats makes a node reject file systems while the switch is on.
 func (h *harness) refuseFormats(node string) (refuses func(bool)) {
 	h.t.Helper()
 	return failCreates(h.node(node, gib), codes.InvalidArgument, names.ReasonFormatRefused).Store
 }
 
-// TestAClaimLeavesANodeWhoseDisksCannotHaveItsFileSystem: the scheduler sees of such a node that it
-// has nothing for the StorageClass, and sees all of it for another one.
+// The scheduler must see no capacity of such a node for this StorageClass, and all for
+// another.
 func TestAClaimLeavesANodeWhoseDisksCannotHaveItsFileSystem(t *testing.T) {
 	h := newHarness(t, backoff(time.Hour))
 	h.refuseFormats("n1")
@@ -48,7 +48,7 @@ func TestAClaimLeavesANodeWhoseDisksCannotHaveItsFileSystem(t *testing.T) {
 	}
 }
 
-// TestANodeIsTriedAgainForAStorageClassThatItRefused ever more seldom, and as before after a success.
+// Retries back off until a success.
 func TestANodeIsTriedAgainForAStorageClassThatItRefused(t *testing.T) {
 	h := newHarness(t, backoff(time.Millisecond))
 	refuses := h.refuseFormats("n1")
@@ -67,8 +67,7 @@ func TestANodeIsTriedAgainForAStorageClassThatItRefused(t *testing.T) {
 	waittest.Until(t, "the claim is bound", h.bound("d"))
 }
 
-// TestAClaimWhoseFileSystemNoNodeCanHaveStays on the last node, says so, and is made there as soon
-// as it can be.
+// The claim stays on the last node with an Event, and gets its volume as soon as possible.
 func TestAClaimWhoseFileSystemNoNodeCanHaveStays(t *testing.T) {
 	h := newHarness(t, backoff(time.Hour))
 	h.refuseFormats("n1")
@@ -106,7 +105,7 @@ func TestAClaimWhoseFileSystemNoNodeCanHaveStays(t *testing.T) {
 	}
 }
 
-// TestAClaimThatBindsAtOnceTriesAnotherNodeForItsFileSystem has no scheduler.
+// No scheduler is involved.
 func TestAClaimThatBindsAtOnceTriesAnotherNodeForItsFileSystem(t *testing.T) {
 	h := newHarness(t)
 	h.node("n2", gib)

@@ -10,11 +10,11 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// shares bounds how many workers of an upstream library wait for one node, and how many work for
-// one namespace: the libraries' queues know neither. A call that is refused is made again, later
-// each time, and holds no worker meanwhile. Half of a node's share is kept for namespaces that were
-// refused and have no call there, in the order in which they were first refused: others could take each
-// place again before they come back. It is safe for concurrent use.
+// shares limits the workers of an upstream library that wait for one node or work for one
+// namespace, which the library's queue does not. A rejected call is retried with backoff and
+// holds no worker meanwhile. Up to half of a node's share is kept for rejected namespaces
+// without a call there, first come first served; otherwise others would take each free place
+// before they return. Safe for concurrent use.
 type shares struct {
 	ofNode, ofNamespace, ofBoth int
 
@@ -23,28 +23,29 @@ type shares struct {
 	waiting map[string]map[string]attempts // by node, then by namespace
 }
 
-// attempts are when calls of a namespace were refused for want of a place.
+// attempts are the times of a namespace's rejections.
 type attempts struct{ first, last time.Time }
 
-// waitsFor is how long a namespace that was refused is waited for: twice the longest back-off of a library.
+// waitsFor is the time after which a rejected namespace no longer waits: twice the longest
+// backoff of a library.
 const waitsFor = 2 * time.Minute
 
-// target is what calls are counted for: a node, a namespace, or a namespace on a node.
+// target is a node, a namespace, or a namespace on a node.
 type target struct{ node, namespace string }
 
-// all is in a target that is not of one node, or not of one namespace. It names neither.
+// all stands for any node or any namespace; neither can have that name.
 const all = "*"
 
-// newShares divides so many workers: one node gets a sixteenth of them, of which one namespace gets
-// half, and one namespace an eighth on all nodes.
+// newShares gives a node 1/16 of the workers, a namespace half of that per node, and 1/8 in
+// all.
 func newShares(workers int) *shares {
 	return &shares{
 		ofNode: max(1, workers/16), ofNamespace: max(1, workers/8), ofBoth: max(1, workers/32), calls: map[target]int{}, waiting: map[string]map[string]attempts{},
 	}
 }
 
-// take begins a call to a node for a namespace; an empty one is not known, and not counted. The
-// caller calls release once. An error is a gRPC status that no library takes for final.
+// take starts a call to a node for a namespace; an empty namespace is not counted. Call
+// release once. Errors are gRPC statuses that no library treats as final.
 func (s *shares) take(node, namespace string) (release func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -75,7 +76,7 @@ func (s *shares) take(node, namespace string) (release func(), err error) {
 	}, nil
 }
 
-// wait notes that a namespace was refused on a node. It is called with the lock held, as are those below.
+// wait requires the lock, as do the methods below.
 func (s *shares) wait(t target) {
 	now := time.Now()
 	if s.waiting[t.node] == nil {
@@ -90,7 +91,7 @@ func (s *shares) stopWaiting(t target) {
 	}
 }
 
-// keptFrom is how many places of the node are kept for namespaces that wait longer than this one.
+// keptFrom returns the number of places kept for namespaces that have waited longer.
 func (s *shares) keptFrom(t target) int {
 	own, waits := s.waiting[t.node][t.namespace]
 	kept := 0
@@ -113,7 +114,6 @@ func (s *shares) count(targets []target, n int) {
 	}
 }
 
-// claimNamespace is that of the claim that a volume is for.
 func claimNamespace(pv *v1.PersistentVolume) string {
 	if pv.Spec.ClaimRef == nil {
 		return ""

@@ -23,21 +23,21 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// placements counts how often the scheduler chose a node for each claim of our namespace.
+// placements counts the scheduler's choices of a node for each claim of our namespace.
 type placements struct {
 	mu     sync.Mutex
-	chosen map[string]map[string]int // by the claim's name and the node's
+	chosen map[string]map[string]int // by claim and node
 }
 
-// watchPlacements begins to count, until the test ends.
+// watchPlacements counts until the test ends.
 func watchPlacements(t *testing.T, client kubernetes.Interface) *placements {
 	t.Helper()
 	claims := client.CoreV1().PersistentVolumeClaims(ours)
 	now := must.Get(claims.List(t.Context(), metav1.ListOptions{}))(t)
-	// Every version of a claim is seen, for none is left out after this one.
+	// The watch delivers every later version of a claim.
 	changes := must.Get(claims.Watch(context.Background(), metav1.ListOptions{ResourceVersion: now.ResourceVersion}))(t)
 	p, before, done := &placements{chosen: map[string]map[string]int{}}, map[types.UID]string{}, make(chan struct{})
-	// A watch that is stopped may say that its stream could not be read any more.
+	// A stopped watch may report a read error.
 	var stopping atomic.Bool
 	go func() {
 		defer close(done)
@@ -69,7 +69,7 @@ func watchPlacements(t *testing.T, client kubernetes.Interface) *placements {
 	return p
 }
 
-// most is how often a node was chosen for the claim that it was chosen for most often.
+// most returns the largest number of choices of a node for one claim.
 func (p *placements) most(node string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -80,8 +80,8 @@ func (p *placements) most(node string) int {
 	return most
 }
 
-// TestAPodWhoseClaimsDoNotFitTogetherComesToAnotherNode has the real scheduler
-// place two claims one by one: it chooses the node where not both fit once, and not again.
+// The real scheduler places two claims one by one: it chooses a node where not both fit only
+// once.
 func TestAPodWhoseClaimsDoNotFitTogetherComesToAnotherNode(t *testing.T) {
 	t.Run("claims that come with the Pod", func(t *testing.T) { testClaimsThatDoNotFitTogether(t, "pair", true) })
 	t.Run("claims made by hand", func(t *testing.T) { testClaimsThatDoNotFitTogether(t, "twins", false) })
@@ -121,7 +121,7 @@ func testClaimsThatDoNotFitTogether(t *testing.T, name string, ephemeral bool) {
 			t.Fatalf("the scheduler chose n1 %d times, where not both claims fit", n)
 		}
 	}
-	t.Cleanup(func() { // a test that failed leaves nothing in the next one's way
+	t.Cleanup(func() { // a failed test must not disturb the next one
 		atOnce := int64(0)
 		_ = client.CoreV1().Pods(ours).Delete(context.Background(), name, metav1.DeleteOptions{GracePeriodSeconds: &atOnce})
 		for _, one := range []string{"data", "more"} {
@@ -139,7 +139,7 @@ func testClaimsThatDoNotFitTogether(t *testing.T, name string, ephemeral bool) {
 			return strings.HasPrefix(e.InvolvedObject.Name, name+"-") && strings.Contains(e.Message, "together")
 		})
 	})
-	// While the other node cannot be chosen, the scheduler looks at this one again.
+	// While the other node is excluded, the scheduler retries this one.
 	waittest.Until(t, "it finds that the node has too little", func() bool {
 		onceAtMost()
 		now, err := client.CoreV1().Pods(ours).Get(t.Context(), name, metav1.GetOptions{})

@@ -26,7 +26,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// ofWeb makes a claim one of Pod web's, of a size.
+// ofWeb makes a claim of the given size Pod web's.
 func ofWeb(size string) func(*v1.PersistentVolumeClaim) {
 	return func(c *v1.PersistentVolumeClaim) {
 		yes := true
@@ -41,8 +41,8 @@ func ofSize(size string) func(*v1.PersistentVolumeClaim) {
 	}
 }
 
-// inTemplate and byName are volumes of a Pod: one whose claim comes with the Pod,
-// and one whose claim was made by hand.
+// inTemplate is a volume whose claim comes with the Pod, byName one whose claim was made by
+// hand.
 func inTemplate(name string) v1.Volume {
 	return v1.Volume{Name: name, VolumeSource: v1.VolumeSource{Ephemeral: &v1.EphemeralVolumeSource{VolumeClaimTemplate: &v1.PersistentVolumeClaimTemplate{}}}}
 }
@@ -74,8 +74,8 @@ func TestClaimsThatDoNotFitTogetherAreRescheduledAfterARestart(t *testing.T) {
 	}
 }
 
-// The scheduler chooses for a Pod, and the watch of claims may bring what it chose before the
-// watch of Pods has brought the Pod.
+// The watch of claims may bring the scheduler's choice before the watch of Pods brings the
+// Pod.
 func TestAClaimWaitsForItsPodToBeSeen(t *testing.T) {
 	h := newHarness(t, func(c *Controller) { c.core.podLag = time.Hour })
 	n1, n2 := h.node("n1", gib), h.node("n2", gib)
@@ -83,7 +83,7 @@ func TestAClaimWaitsForItsPodToBeSeen(t *testing.T) {
 	h.run()
 	h.claim("a", "n1", ofSize("600Mi"))
 	h.claim("b", "n1", ofSize("600Mi"))
-	// What is seen later than they are, and needs no Pod, is done: so much time they had.
+	// A later claim that needs no Pod is served: the others had that much time.
 	h.class("at-once", immediate)
 	h.claim("c", "", func(c *v1.PersistentVolumeClaim) {
 		class := "at-once"
@@ -143,8 +143,8 @@ func TestClaimsOfAPodThatDoNotFitTogetherAreRescheduledBeforeOneIsMade(t *testin
 	}
 }
 
-// mirrors makes a node of one volume group with two device classes: "local", and
-// "mirrored", of which a volume takes twice its size and two units.
+// mirrors makes a node of one volume group with two device classes: "local", and "mirrored",
+// whose volumes take twice their size and two units.
 func (h *harness) mirrors(name string, bytes int64) *lvmdfake.Server {
 	h.t.Helper()
 	h.node(name, 0)
@@ -154,8 +154,7 @@ func (h *harness) mirrors(name string, bytes int64) *lvmdfake.Server {
 	return s
 }
 
-// published is the largest volume that is offered for a StorageClass on a node,
-// nil for none.
+// published returns the largest volume offered for a StorageClass on a node, or nil.
 func (h *harness) published(node, class string) *resource.Quantity {
 	c, err := h.client.StorageV1().CSIStorageCapacities("carve-system").Get(h.t.Context(), capacity.Key{Node: node, Class: class}.ObjectName(), metav1.GetOptions{})
 	if err != nil {
@@ -168,7 +167,7 @@ func TestClaimsOfAPodAreChargedWhatTheyTakeOfTheirGroup(t *testing.T) {
 	type wanted struct{ class, size string }
 	for name, c := range map[string]struct {
 		claims []wanted
-		others int64 // what other claims have reserved
+		others int64 // reserved by other claims
 		short  []string
 	}{
 		"two classes of one group that are too large together":  {[]wanted{{"carve", "600Mi"}, {"mirrored", "300Mi"}}, 0, []string{"web-0, web-1", `"mirrored" has 196Mi left`, "takes 300Mi"}},
@@ -270,7 +269,7 @@ func TestClaimsOfAPodThatMayFitTogetherAreMade(t *testing.T) {
 	h.class("carve", nil)
 	h.run()
 	h.unscheduled("web", inTemplate("first"), inTemplate("a"), inTemplate("b"))
-	// One that is bound holds the Pod to the node: the others can be nowhere else.
+	// A bound claim pins the Pod: the others must follow.
 	h.claim("web-first", "n1", ofWeb("100Mi"))
 	waittest.Until(h.t, "the first is bound", h.bound("web-first"))
 	h.claim("web-a", "", ofWeb("500Mi"))
@@ -285,8 +284,7 @@ func TestClaimsOfAPodThatMayFitTogetherAreMade(t *testing.T) {
 	}
 }
 
-// TestAPodThatCannotHaveAClaimDoesNotHoldItUp has a Pod with a volume of its own whose claim would have
-// the name of one that another Pod uses.
+// The claim of the Pod's own volume would have the name of a claim that another Pod uses.
 func TestAPodThatCannotHaveAClaimDoesNotHoldItUp(t *testing.T) {
 	h := newHarness(t)
 	h.node("n1", gib)
@@ -317,8 +315,7 @@ func TestClaimsOfSeveralPodsAreNotAddedUp(t *testing.T) {
 	waittest.Until(h.t, "the first is bound", h.bound("a"))
 }
 
-// TestTheSchedulerCanSeeThatANodeIsTooSmallBeforeItChoosesAgain has the first writes of
-// the lower capacity fail.
+// The first writes of the lower capacity fail.
 func TestTheSchedulerCanSeeThatANodeIsTooSmallBeforeItChoosesAgain(t *testing.T) {
 	h := newHarness(t)
 	h.mirrors("n1", gib)

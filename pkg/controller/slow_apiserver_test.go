@@ -17,8 +17,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestSnapshotsOfOneNamespaceThatHangHoldUpNoOthersOnARealServer has as many nodes hold the calls for one
-// namespace as the library has workers: first the snapshots, then their deletions.
+// As many nodes as the library has workers hold the calls for one namespace: first snapshots,
+// then deletions.
 func TestSnapshotsOfOneNamespaceThatHangHoldUpNoOthersOnARealServer(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)
@@ -28,7 +28,7 @@ func TestSnapshotsOfOneNamespaceThatHangHoldUpNoOthersOnARealServer(t *testing.T
 	must.Get(client.CoreV1().Namespaces().Create(t.Context(), &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: tenant}}, metav1.CreateOptions{}))(t)
 	t.Cleanup(func() { _ = client.CoreV1().Namespaces().Delete(context.Background(), tenant, metav1.DeleteOptions{}) })
 	taking, deleting := &heldCalls{release: make(chan struct{})}, &heldCalls{release: make(chan struct{})}
-	slow := []string{"slow-1", "slow-2", "slow-3", "slow-4"} // as few
+	slow := []string{"slow-1", "slow-2", "slow-3", "slow-4"} // few
 	class := lvmdfake.Class{Name: "thin", Default: true, Bytes: gib, Thin: true}
 	for _, name := range slow {
 		w.node(t, name, class)

@@ -22,18 +22,17 @@ import (
 )
 
 const (
-	few = 4
-	// more is more than there are workers.
+	few  = 4
 	more = 3 * few
 )
 
-// heldCalls counts calls, and holds them until release is closed.
+// heldCalls counts calls and holds them until release is closed.
 type heldCalls struct {
 	count   atomic.Int32
 	release chan struct{}
 }
 
-// hold is a hook that holds the calls of one kind.
+// hold returns a hook for calls of one kind.
 func hold[R any](h *heldCalls) func(context.Context, R) error {
 	return func(ctx context.Context, _ R) error {
 		h.count.Add(1)
@@ -46,18 +45,18 @@ func hold[R any](h *heldCalls) func(context.Context, R) error {
 	}
 }
 
-// placed is a claim, and the node that it is on.
+// placed is a claim with its node.
 type placed struct{ namespace, name, node string }
 
-// slowSides are what may be slow: one node, with claims of many namespaces, or one namespace, with
-// claims on many nodes. Each gives the slow claim of that number.
+// slowSides return the slow claim i: on one node from many namespaces, or of one namespace on
+// many nodes.
 var slowSides = map[string]func(i int) placed{
 	"a node":      func(i int) placed { return placed{fmt.Sprintf("tenant-%d", i), fmt.Sprintf("slow-%d", i), "slow"} },
 	"a namespace": func(i int) placed { return placed{"tenant", fmt.Sprintf("slow-%d", i), fmt.Sprintf("slow-%d", i)} },
 }
 
-// contention is a controller with few workers. The calls for more claims than that are held; those for
-// the quick claim, on a node and in a namespace of its own, are not.
+// contention is a controller with fewer workers than held calls. Calls for the quick claim,
+// with its own node and namespace, are not held.
 type contention struct {
 	*harness
 	held  *heldCalls
@@ -66,7 +65,7 @@ type contention struct {
 	nodes map[string]*lvmdfake.Server
 }
 
-// whileOneIsSlow runs a test for each of the slowSides, with hooks on the nodes of slow claims.
+// whileOneIsSlow runs a test for each of slowSides, with hooks on the slow claims' nodes.
 func whileOneIsSlow(t *testing.T, hooks func(*heldCalls) lvmdfake.Hooks, test func(*testing.T, *contention)) {
 	for name, side := range slowSides {
 		t.Run(name, func(t *testing.T) {
@@ -95,8 +94,8 @@ func (c *contention) make(claim placed) {
 	c.claim(claim.name, claim.node, func(p *v1.PersistentVolumeClaim) { p.Namespace = claim.namespace })
 }
 
-// makeAll makes all claims, and waits until they are bound and the controller's cache has their volumes, which
-// may be later.
+// makeAll makes all claims, and waits until they are bound and the controller's cache has
+// their volumes, maybe later.
 func (c *contention) makeAll() {
 	c.t.Helper()
 	for _, claim := range append(c.slow, c.quick) {
@@ -121,7 +120,7 @@ func (c *contention) delete(claim placed) {
 	must.Succeed(c.t, c.client.CoreV1().PersistentVolumeClaims(claim.namespace).Delete(c.t.Context(), claim.name, metav1.DeleteOptions{}))
 }
 
-// volume is that of a claim, or nil.
+// volume returns nil before the claim has one.
 func (c *contention) volume(claim placed) *lvmdv1.Volume {
 	return c.nodes[claim.node].Volumes()["pvc-uid-"+claim.name]
 }
@@ -181,12 +180,12 @@ func TestGrowthThatHangsHoldsUpNoOther(t *testing.T) {
 	})
 }
 
-// The libraries for snapshots and attributes want a real API server. Here their calls are made, of which
-// each side gets one worker of the few.
+// The libraries for snapshots and attributes need a real API server. Here the test makes their
+// calls; each side gets one of the workers.
 func TestSnapshotsAndModificationsThatHangTakeAShareOfTheWorkers(t *testing.T) {
 	for what, test := range map[string]struct {
 		hooks func(*heldCalls) lvmdfake.Hooks
-		// prepare makes what the call is about, and returns the call.
+		// prepare returns the call after making its objects.
 		prepare func(*contention) (call func(context.Context, placed) error)
 	}{
 		"snapshots": {
@@ -251,14 +250,13 @@ func TestSnapshotsAndModificationsThatHangTakeAShareOfTheWorkers(t *testing.T) {
 	}
 }
 
-// snapshot takes a snapshot of a claim's volume as the library does, and returns its handle.
+// snapshot acts as the library does, and returns the handle.
 func (c *contention) snapshot(ctx context.Context, library *volumeSnapshotter, of placed) (handle string, err error) {
 	_, handle, _, _, _, err = library.CreateSnapshot(ctx, "snapshot-"+of.name, c.volume(of).GetId(), map[string]string{
 		utils.PrefixedVolumeSnapshotNameKey: of.name, utils.PrefixedVolumeSnapshotNamespaceKey: of.namespace}, nil)
 	return handle, err
 }
 
-// contentOf is the VolumeSnapshotContent of a snapshot of a claim.
 func contentOf(claim placed, handle string) *snapshotv1.VolumeSnapshotContent {
 	return &snapshotv1.VolumeSnapshotContent{
 		ObjectMeta: metav1.ObjectMeta{Name: "content-" + claim.name},

@@ -32,19 +32,17 @@ import (
 )
 
 const (
-	// snapshotWorkers is how many snapshots are worked on at once, as resizeWorkers.
+	// See resizeWorkers.
 	snapshotWorkers = 256
-	// snapshotTimeout bounds one call to a node: one LVM command, behind others.
+	// snapshotTimeout bounds one LVM command, behind others.
 	snapshotTimeout = 2 * time.Minute
 )
 
-// The library's Events are about objects that client-go's scheme does not know
-// by itself.
+// client-go's scheme lacks the objects of the library's Events.
 func init() { utilruntime.Must(snapshotscheme.AddToScheme(scheme.Scheme)) }
 
-// runSnapshotter takes and deletes snapshots for VolumeSnapshotContents, by the
-// upstream library, until ctx is done. Where the cluster does not have their
-// definitions it waits for them.
+// runSnapshotter serves VolumeSnapshotContents by the upstream library until ctx is done. It
+// waits for their definition.
 func (c *Controller) runSnapshotter(ctx context.Context) error {
 	if !awaitResource(ctx, c.o.Snapshots.Discovery(), snapshotv1.SchemeGroupVersion, "volumesnapshotcontents", c.o.Log) {
 		return nil
@@ -71,11 +69,11 @@ func (c *Controller) runSnapshotter(ctx context.Context) error {
 	return nil
 }
 
-// volumeSnapshotter is what the library asks for one snapshot.
+// volumeSnapshotter serves single snapshots to the library.
 type volumeSnapshotter struct {
 	*core
 	leading context.Context //nolint:containedctx // the library's contexts know nothing of leading
-	// contents are the VolumeSnapshotContents, indexed by byHandle.
+	// contents are indexed by byHandle.
 	contents cache.Indexer
 	shares   *shares
 }
@@ -86,7 +84,6 @@ func (c *Controller) snapshotter(leading context.Context, contents cache.Indexer
 
 const indexHandle = "handle"
 
-// byHandle indexes our VolumeSnapshotContents by the handles of their snapshots.
 func byHandle() cache.Indexers {
 	return cache.Indexers{indexHandle: func(obj any) ([]string, error) {
 		content, ok := obj.(*snapshotv1.VolumeSnapshotContent)
@@ -94,7 +91,7 @@ func byHandle() cache.Indexers {
 			return nil, nil
 		}
 		handle := content.Spec.Source.SnapshotHandle
-		if content.Status != nil && content.Status.SnapshotHandle != nil { // as the library chooses
+		if content.Status != nil && content.Status.SnapshotHandle != nil { // as the library does
 			handle = content.Status.SnapshotHandle
 		}
 		return []string{ptr.Deref(handle, "")}, nil
@@ -103,8 +100,8 @@ func byHandle() cache.Indexers {
 
 var _ snapshotter.Snapshotter = (*volumeSnapshotter)(nil)
 
-// CreateSnapshot takes a snapshot. Its name is made of the VolumeSnapshot's UID,
-// and so the cluster's only one.
+// CreateSnapshot takes a snapshot. Its name contains the VolumeSnapshot's UID, so it is
+// unique.
 func (v *volumeSnapshotter) CreateSnapshot(ctx context.Context, name, volume string, parameters, _ map[string]string) (string, string, time.Time, int64, bool, error) {
 	extra := []string{utils.PrefixedVolumeSnapshotNameKey, utils.PrefixedVolumeSnapshotNamespaceKey, utils.PrefixedVolumeSnapshotContentNameKey}
 	for _, key := range slices.Sorted(maps.Keys(parameters)) {
@@ -113,7 +110,7 @@ func (v *volumeSnapshotter) CreateSnapshot(ctx context.Context, name, volume str
 		}
 	}
 	namespace := parameters[utils.PrefixedVolumeSnapshotNamespaceKey]
-	// Any node can report any id: only the PersistentVolume says which node has the volume.
+	// Any node can report any id: only the PersistentVolume is trusted for the node.
 	node, known := v.NodeOfVolume(volume)
 	if !known {
 		return "", "", time.Time{}, 0, false, status.Errorf(codes.NotFound, "no PersistentVolume names a node for volume %s", volume)
@@ -136,12 +133,12 @@ func (v *volumeSnapshotter) CreateSnapshot(ctx context.Context, name, volume str
 	return names.Driver, spec.SnapshotHandle(node, made.GetId()), made.GetCreatedAt().AsTime(), made.GetSizeBytes(), made.GetReady(), nil
 }
 
-// DeleteSnapshot removes a snapshot. It gives up one on a lost node: should the node come back, nothing finds
-// the snapshot again.
+// DeleteSnapshot removes a snapshot, or abandons it on a lost node: if that returns, nothing
+// finds the snapshot again.
 func (v *volumeSnapshotter) DeleteSnapshot(ctx context.Context, handle string, _ map[string]string) error {
 	node, id, ok := spec.ParseSnapshotHandle(handle)
 	if !ok {
-		return nil // none of ours has that handle
+		return nil // not a handle of ours
 	}
 	release, err := v.shares.take(node, v.namespaceOf(handle))
 	if err != nil {
@@ -157,7 +154,7 @@ func (v *volumeSnapshotter) DeleteSnapshot(ctx context.Context, handle string, _
 	return snapshotError(node, err)
 }
 
-// GetSnapshotStatus reports on a snapshot that is there.
+// GetSnapshotStatus reports on an existing snapshot.
 func (v *volumeSnapshotter) GetSnapshotStatus(ctx context.Context, handle string, _ map[string]string) (bool, time.Time, int64, string, error) {
 	node, id, ok := spec.ParseSnapshotHandle(handle)
 	if !ok {
@@ -175,7 +172,7 @@ func (v *volumeSnapshotter) GetSnapshotStatus(ctx context.Context, handle string
 	return found.GetReady(), found.GetCreatedAt().AsTime(), found.GetSizeBytes(), "", nil
 }
 
-// isLost reports whether a call failed because its node is not connected, and the node is lost for good.
+// isLost reports whether a call failed because its node is not connected and lost for good.
 func (v *volumeSnapshotter) isLost(ctx context.Context, node string, err error) bool {
 	if !fleet.IsNotConnected(err) {
 		return false
@@ -184,8 +181,8 @@ func (v *volumeSnapshotter) isLost(ctx context.Context, node string, err error) 
 	return err == nil && lost
 }
 
-// snapshotError gives a node's error the code Unavailable unless it is the node's last word: the library
-// takes Internal, for one, to mean that no snapshot was made.
+// snapshotError maps unknown outcomes to Unavailable: from Internal, for one, the library
+// concludes that no snapshot was made.
 func snapshotError(node string, err error) error {
 	code := status.Code(err)
 	if fleet.IsNotConnected(err) || fleet.MayHaveHappened(err) {
@@ -194,9 +191,9 @@ func snapshotError(node string, err error) error {
 	return status.Error(code, cluster.Refusal(node, err))
 }
 
-// namespaceOf is that of the VolumeSnapshot that has the handle, or "" where none does: the library does not
-// name it, but its VolumeSnapshotContent, which is there until the call has succeeded. Of several, which only
-// an administrator can make, it is the first.
+// namespaceOf returns the namespace of the VolumeSnapshot with the handle, or "". The library
+// does not pass it, but keeps the VolumeSnapshotContent until the call succeeds.
+// Administrators can make several with one handle: then the first by name counts.
 func (v *volumeSnapshotter) namespaceOf(handle string) string {
 	contents, err := v.contents.ByIndex(indexHandle, handle)
 	if err != nil {

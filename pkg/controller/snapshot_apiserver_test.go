@@ -40,7 +40,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// snapshotClass is that of all snapshots.
 const snapshotClass = "carve"
 
 // takeSnapshot takes snapshot "s" of claim "source".
@@ -66,9 +65,8 @@ func waitSnapshot(t *testing.T, snapshots snapshotclientv1.VolumeSnapshotInterfa
 	})
 }
 
-// installSnapshots gives the cluster what it is to have itself: the definitions
-// of snapshots, from the module that comes with them, their controller, and a
-// class.
+// installSnapshots installs what a cluster must have itself: the definitions of snapshots from
+// their module, their controller, and a class.
 func installSnapshots(t *testing.T, admin kubernetes.Interface) *rest.Config {
 	t.Helper()
 	config := must.Get(apiServer())(t)
@@ -85,7 +83,7 @@ func installSnapshots(t *testing.T, admin kubernetes.Interface) *rest.Config {
 		content := must.Get(os.ReadFile(file))(t)
 		definition := &unstructured.Unstructured{}
 		must.Succeed(t, yaml.Unmarshal(content, &definition.Object))
-		// They stay for the next test: what is being removed cannot be made.
+		// They stay for the next test: a definition being removed cannot be created.
 		if _, err := definitions.Create(t.Context(), definition, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 			t.Fatal(err)
 		}
@@ -118,8 +116,8 @@ func installSnapshots(t *testing.T, admin kubernetes.Interface) *rest.Config {
 	return config
 }
 
-// mayNotWriteOthersContents checks that the controller cannot change the contents of another
-// driver, nor take one over.
+// mayNotWriteOthersContents checks that the controller can neither change nor take over
+// another driver's contents.
 func mayNotWriteOthersContents(t *testing.T, admin, limited snapshotclientv1.SnapshotV1Interface) {
 	t.Helper()
 	handle := "handle"
@@ -155,8 +153,7 @@ func mayNotWriteOthersContents(t *testing.T, admin, limited snapshotclientv1.Sna
 	})
 }
 
-// TestSnapshotsWithTheRightsThatAreShipped goes through a snapshot's states on a real
-// API server: taken, its source deleted, restored, deleted.
+// A snapshot is taken, its source deleted, the snapshot restored and deleted.
 func TestSnapshotsWithTheRightsThatAreShipped(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)

@@ -24,13 +24,12 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// withSnapshots gives the controller a cluster that has snapshots. Their objects
-// are written by the test: the library runs on a real API server in snapshot_apiserver_test.go.
+// withSnapshots gives the controller a cluster with snapshots, whose objects the test writes:
+// the library runs in snapshot_apiserver_test.go.
 func withSnapshots(client *fakesnapshots.Clientset) harnessOption {
 	return func(c *Controller) { c.o.Snapshots = client }
 }
 
-// restoreOf makes a claim a restore of a snapshot.
 func restoreOf(snapshot string) func(*v1.PersistentVolumeClaim) {
 	return func(c *v1.PersistentVolumeClaim) {
 		group := spec.SnapshotGroup
@@ -39,7 +38,7 @@ func restoreOf(snapshot string) func(*v1.PersistentVolumeClaim) {
 	}
 }
 
-// thinNode adds a node whose only class has snapshots.
+// thinNode adds a node whose only class supports snapshots.
 func (h *harness) thinNode(name string, bytes int64) *lvmdfake.Server {
 	h.t.Helper()
 	h.node(name, 0)
@@ -48,16 +47,15 @@ func (h *harness) thinNode(name string, bytes int64) *lvmdfake.Server {
 	return s
 }
 
-// noContents are the VolumeSnapshotContents of a cluster that has none.
 func noContents() cache.Indexer { return cache.NewIndexer(cache.MetaNamespaceKeyFunc, byHandle()) }
 
-// waitNamed waits until the controller knows the PersistentVolume of a volume.
+// waitNamed waits until the controller knows the volume's PersistentVolume.
 func (h *harness) waitNamed(volume string) {
 	h.t.Helper()
 	waittest.Until(h.t, "the PersistentVolume is seen", func() bool { _, known := h.c.core.NodeOfVolume(volume); return known })
 }
 
-// takeSnapshot does what the library does, and returns the handle.
+// takeSnapshot acts as the library does, and returns the handle.
 func (h *harness) takeSnapshot(name, volume string) (handle string, err error) {
 	h.t.Helper()
 	h.waitNamed(volume)
@@ -69,8 +67,7 @@ func (h *harness) takeSnapshot(name, volume string) (handle string, err error) {
 	return handle, err
 }
 
-// volumeSnapshot makes a VolumeSnapshot and its content, as they are once both
-// controllers are done.
+// volumeSnapshot makes a VolumeSnapshot and its content as both controllers leave them.
 func volumeSnapshot(t *testing.T, client *fakesnapshots.Clientset, name, driver, handle string) {
 	t.Helper()
 	mode, ready, content, size := v1.PersistentVolumeFilesystem, true, "content-"+name, resource.MustParse("100Mi")
@@ -105,7 +102,7 @@ func TestASnapshotIsTakenOnItsVolumesNodeAndRestoredThere(t *testing.T) {
 	if o := snapshot.GetOwner(); o.GetClusterId() != "cluster" || o.GetClaimNamespace() != "default" || o.GetClaimName() != "s" {
 		t.Errorf("owner %v", o)
 	}
-	h.claim("c", "n1", func(c *v1.PersistentVolumeClaim) { // before there is a VolumeSnapshot
+	h.claim("c", "n1", func(c *v1.PersistentVolumeClaim) { // before the VolumeSnapshot exists
 		restoreOf("s")(c)
 		c.Spec.Resources.Requests[v1.ResourceStorage] = resource.MustParse("200Mi")
 	})
@@ -132,7 +129,7 @@ func TestASnapshotIsTakenOnItsVolumesNodeAndRestoredThere(t *testing.T) {
 	}
 }
 
-// A node that is away may have the snapshot, and come back with it.
+// A node that is away may return with the snapshot.
 func TestASnapshotIsGivenUpOnlyWithItsNode(t *testing.T) {
 	for name, lose := range losing {
 		t.Run(name, func(t *testing.T) {

@@ -14,7 +14,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// withKey makes a StorageClass one of volumes with a key in a Secret.
 func withKey(name, namespace string) func(*storagev1.StorageClass) {
 	return func(c *storagev1.StorageClass) {
 		c.Parameters = map[string]string{names.ParamEncryption: names.EncryptionLUKS,

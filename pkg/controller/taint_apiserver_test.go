@@ -29,9 +29,7 @@ func hasTaint(client kubernetes.Interface, name string) bool {
 	return err == nil && slices.ContainsFunc(node.Spec.Taints, func(t v1.Taint) bool { return t.Key != "example.com/other" })
 }
 
-// TestStartupTaintWithTheRightsThatAreShipped runs the controller with the
-// rights of its account and the component's, and proves that they are enough
-// for the taint and for nothing else.
+// The rights of the account and the component must suffice for the taint and for nothing else.
 func TestStartupTaintWithTheRightsThatAreShipped(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)
@@ -69,7 +67,7 @@ func TestStartupTaintWithTheRightsThatAreShipped(t *testing.T) {
 		t.Fatal("the taint is gone before the controller runs")
 	}
 
-	// The policy is changed as docs/how-to/startup-taint.md says.
+	// Change the policy as in docs/how-to/startup-taint.md.
 	patch := `[{"op":"replace","path":"/spec/variables/0/expression","value":"['` + names.TaintAgentNotReady + `','` + names.TaintAutoscaler + `','` + names.TaintReadiness + `','` + own + `']"}]`
 	must.Get(client.AdmissionregistrationV1().ValidatingAdmissionPolicies().Patch(t.Context(), "carve-controller-startup-taint", types.JSONPatchType, []byte(patch), metav1.PatchOptions{}))(t)
 

@@ -28,13 +28,12 @@ import (
 
 func withUntainting(c *Controller) { c.o.RemoveStartupTaint = true }
 
-// loggedTo keeps in log what the controller logs.
 func loggedTo(log *logtest.Recorder) harnessOption {
 	return func(c *Controller) { c.core.Log = log.Logger() }
 }
 
-// newNode adds a Node as a cluster's provisioner would: tainted, and without
-// the label that the kubelet sets when the node plugin registers.
+// newNode adds a Node as a provisioner of clusters would: tainted, and without the label that
+// the kubelet sets when the node plugin registers.
 func (h *harness) newNode(name string) {
 	h.t.Helper()
 	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid-node"}, Spec: v1.NodeSpec{Taints: []v1.Taint{
@@ -47,7 +46,7 @@ func (h *harness) newNode(name string) {
 	must.Get(h.client.CoreV1().Nodes().Create(h.t.Context(), node, metav1.CreateOptions{}))(h.t)
 }
 
-// registered does what the kubelet does when the node plugin registers.
+// registered acts as the kubelet when the node plugin registers.
 func (h *harness) registered(name string) {
 	h.t.Helper()
 	node := must.Get(h.client.CoreV1().Nodes().Get(h.t.Context(), name, metav1.GetOptions{}))(h.t)
@@ -56,7 +55,6 @@ func (h *harness) registered(name string) {
 	must.Get(h.client.CoreV1().Nodes().Update(h.t.Context(), node, metav1.UpdateOptions{}))(h.t)
 }
 
-// taints returns the keys of a node's taints.
 func (h *harness) taints(name string) []string {
 	node, err := h.client.CoreV1().Nodes().Get(context.Background(), name, metav1.GetOptions{})
 	if err != nil {
@@ -73,8 +71,8 @@ func (h *harness) onlyOthersTaintIsLeft(name string) func() bool {
 	return func() bool { return slices.Equal(h.taints(name), []string{"example.com/other"}) }
 }
 
-// staysTainted waits until the controller has looked at a tainted node, and has left the taint for
-// this reason, which it logs once.
+// staysTainted waits until the controller has checked a node and kept its taint for this
+// reason, which it logs once.
 func (h *harness) staysTainted(log *logtest.Recorder, name, reason string) {
 	h.t.Helper()
 	left := func(l logtest.Record) bool {
@@ -188,13 +186,13 @@ func TestWithoutTheFlagNoNodeIsTouched(t *testing.T) {
 	if h.leader().untainter != nil {
 		t.Error("the taint was not asked to be removed, and what removes it runs")
 	}
-	h.stop() // returns when all that runs has ended
+	h.stop() // returns when all has ended
 	if got := h.taints("n1"); len(got) != 5 {
 		t.Errorf("the taint was removed: %v", got)
 	}
 }
 
-// The clock is the test's, so that what is reported is known.
+// The test's clock makes the reported time predictable.
 func TestTheMetricSaysSinceWhenTheFirstTaintedNodeWaits(t *testing.T) {
 	var log logtest.Recorder
 	var clock testClock

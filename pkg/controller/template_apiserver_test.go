@@ -20,9 +20,9 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestTheSchedulerPlacesPodsOnTemplatesOfTheAutoscaler asks the real scheduler what the Cluster
-// Autoscaler asks its code: whether Pods would fit on nodes that do not exist. Such a node has
-// the labels of a node of its group, which is full, or of a group that has no nodes yet.
+// The real scheduler answers the Cluster Autoscaler's question: would Pods fit on nodes that
+// do not exist? Such a node has the labels of a full node of its group, or of a group without
+// nodes.
 func TestTheSchedulerPlacesPodsOnTemplatesOfTheAutoscaler(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)
@@ -31,13 +31,14 @@ func TestTheSchedulerPlacesPodsOnTemplatesOfTheAutoscaler(t *testing.T) {
 		must.Succeed(t, patchNode(client, node, `{"metadata":{"labels":{"`+kindLabel+`":"Standard_L8s_v3","`+v1.LabelHostname+`":"`+node+`"}}}`))
 	}
 	for name, labels := range map[string]map[string]string{
-		// A copy of n1: its object counts for the template, too.
+		// A copy of n1: n1's object counts for the template, too.
 		"template-node-for-full":  {names.TopologyNode: "n1", kindLabel: "Standard_L8s_v3"},
 		"template-node-for-zero":  {kindLabel: "never-seen"},
 		"template-node-for-other": {kindLabel: "without-disks"},
 	} {
 		labels[v1.LabelHostname], labels[names.LabelTemplateNode] = name, "true"
-		// The autoscaler's templates are in its memory only; the policy for nodes refuses this one's label.
+		// The autoscaler keeps its templates in memory; the policy for nodes rejects this
+		// one's label.
 		waittest.Succeeds(t, "no policy of a test before is in force", func() error {
 			_, err := client.CoreV1().Nodes().Create(t.Context(), &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}, Status: forPods()}, metav1.CreateOptions{})
 			return err
@@ -93,7 +94,7 @@ func TestTheSchedulerPlacesPodsOnTemplatesOfTheAutoscaler(t *testing.T) {
 	waittest.Until(t, "n1 is published", published(capacity.Key{Node: "n1", Class: "scenario"}, gib))
 	stop()
 
-	// Without what this test is about, no template has space.
+	// Without the feature under test, no template has space.
 	pod("before", "template-node-for-zero", "600Mi")
 	waittest.Until(t, "the scheduler finds no space on the template", refused("before"))
 
@@ -107,8 +108,8 @@ func TestTheSchedulerPlacesPodsOnTemplatesOfTheAutoscaler(t *testing.T) {
 	waittest.Until(t, "the nodes are nearly full", func() bool {
 		return published(capacity.Key{Node: "n1", Class: "scenario"}, 256*mib)() && published(capacity.Key{Node: "n2", Class: "scenario"}, 256*mib)()
 	})
-	// The autoscaler asks without making anything: a controller would have the scheduler look for
-	// another node than a template, on which nothing can be made.
+	// The autoscaler only asks. With a controller running, the scheduler would choose another
+	// node than a template, on which no volume can be created.
 	stop()
 	pod("full", "template-node-for-full", "600Mi")
 	pod("too-large", "template-node-for-full", "2Gi")

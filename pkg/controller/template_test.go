@@ -27,7 +27,6 @@ const kindLabel = "node.kubernetes.io/instance-type"
 
 func withTemplates(c *Controller) { c.o.TemplateLabel = kindLabel }
 
-// nodeOfKind adds a node with the label, and its lvmd.
 func (h *harness) nodeOfKind(name, kind string, bytes int64) *lvmdfake.Server {
 	h.t.Helper()
 	node := h.node(name, 0)
@@ -43,7 +42,7 @@ func (h *harness) labelNode(name, kind string) {
 		[]byte(`{"metadata":{"labels":{"`+kindLabel+`":"`+kind+`"}}}`), metav1.PatchOptions{}))(h.t)
 }
 
-// template returns what is published of a kind of nodes in class "carve", -1 for nothing.
+// template returns the capacity published for a kind of nodes in class "carve", -1 if none.
 func (h *harness) template(kind string) int64 {
 	c, err := h.client.StorageV1().CSIStorageCapacities("carve-system").Get(context.Background(), capacity.Key{Template: kind, Class: "carve"}.ObjectName(), metav1.GetOptions{})
 	if err != nil {
@@ -60,7 +59,7 @@ func (h *harness) templateIs(kind string, bytes int64) func() bool {
 	return func() bool { return h.template(kind) == bytes }
 }
 
-// TestWhatAnEmptyNodeHasIsPublishedByKind follows nodes that come, get volumes, change and go.
+// Nodes come, get volumes, change and go.
 func TestWhatAnEmptyNodeHasIsPublishedByKind(t *testing.T) {
 	h := newHarness(t, withTemplates)
 	h.class("carve", nil)
@@ -105,7 +104,7 @@ func TestWhatAnEmptyNodeHasIsPublishedByKind(t *testing.T) {
 	waittest.Until(t, "nothing of a class that is gone", h.templateIs("Standard_L8s_v3", -1))
 }
 
-// A cloud controller, or an administrator, labels a node when it has reported already.
+// A cloud controller or an administrator may label a node after its first report.
 func TestANodeThatIsLabelledLaterIsOfAKind(t *testing.T) {
 	h := newHarness(t, withTemplates)
 	h.class("carve", nil)
@@ -117,8 +116,8 @@ func TestANodeThatIsLabelledLaterIsOfAKind(t *testing.T) {
 	waittest.Until(t, "its kind is published", h.templateIs("big", gib))
 }
 
-// TestKindsThatWereNeverSeenAreConfigured scales from zero: the annotation says what there will
-// be, and comes before what nodes report. What is written wrongly is passed over.
+// For scaling from zero, the annotation has the capacity and overrides the nodes' reports.
+// Invalid values are ignored.
 func TestKindsThatWereNeverSeenAreConfigured(t *testing.T) {
 	h := newHarness(t, withTemplates)
 	h.nodeOfKind("n1", "big", gib)
@@ -142,7 +141,7 @@ func TestKindsThatWereNeverSeenAreConfigured(t *testing.T) {
 	}
 }
 
-// TestTemplatesGoWithTheirLabel starts a controller with another label, and one with none.
+// The next controller has another label, or none.
 func TestTemplatesGoWithTheirLabel(t *testing.T) {
 	for name, label := range map[string]string{"another": "example.com/pool", "none": ""} {
 		t.Run(name, func(t *testing.T) {
@@ -159,7 +158,7 @@ func TestTemplatesGoWithTheirLabel(t *testing.T) {
 	}
 }
 
-// TestNamesOfTemplatesAreTaken tries values of labels that are no names of objects.
+// The labels' values are not valid names of objects.
 func TestNamesOfTemplatesAreTaken(t *testing.T) {
 	for _, kind := range []string{"m5d.large", "Standard_L8s_v3", "A", strings.Repeat("a", 63), "a.", "x_"} {
 		name := capacity.Key{Template: kind, Class: "carve"}.ObjectName()
@@ -172,10 +171,10 @@ func TestNamesOfTemplatesAreTaken(t *testing.T) {
 	}
 }
 
-// looks counts how often nodes are looked at.
+// looks counts reads of Node objects.
 type looks struct {
 	corelisters.NodeLister
-	first, second atomic.Int64 // n1, n2
+	first, second atomic.Int64 // of n1 and n2
 }
 
 func (l *looks) Get(name string) (*v1.Node, error) {
@@ -200,10 +199,10 @@ func TestManyChangesOfNodesAreOneLookAtTheirKind(t *testing.T) {
 	began, before := time.Now(), at.second.Load()
 	for range changes {
 		looked := at.first.Load()
-		h.leader().publisher.NodeChanged("n1") // it looks at the node itself, for its kind
+		h.leader().publisher.NodeChanged("n1") // it reads the node itself, for its kind
 		waittest.Until(t, "the node's own capacity is looked at", func() bool { return at.first.Load() > looked+1 })
 	}
-	// Others look at the node, too, but seldom.
+	// Others read the node, too, but rarely.
 	most := 10 + int64(time.Since(began)/capacity.IncreaseDelay)
 	if got := at.second.Load() - before; got > most {
 		t.Errorf("a node changed %d times: want at most %d looks at another one of its kind, got %d", changes, most, got)

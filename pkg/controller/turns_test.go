@@ -12,13 +12,13 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// growing is a node whose LVM makes four changes per second, one after the other.
+// growing is a node whose LVM makes four changes per second, sequentially.
 type growing struct {
 	shares *shares
 	lvm    chan struct{}
 }
 
-// grow tries so often to have a place, as the libraries do, and reports whether it had one.
+// grow retries as the libraries do, and reports whether it got a place.
 func (g *growing) grow(namespace string, attempts int) bool {
 	pause := time.Second
 	for range attempts {
@@ -36,7 +36,7 @@ func (g *growing) grow(namespace string, attempts int) bool {
 	return false
 }
 
-// Two namespaces have all of a node's share, and a thousand claims that want each place that is free.
+// Two namespaces fill a node's share, and a thousand of their claims want each free place.
 func TestANamespaceGetsATurnOnANodeWhoseShareOthersHave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &growing{newShares(resizeWorkers), make(chan struct{}, 1)}
@@ -99,7 +99,7 @@ func TestNamespacesThatWaitForANodeGetTheirTurnsInOrder(t *testing.T) {
 		refused("c")
 		take("d")
 		releaseC()
-		// Of e nothing was heard since.
+		// e has not retried since.
 		refused("a")
 		time.Sleep(waitsFor)
 		take("a")

@@ -14,8 +14,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// TestANodeWithoutItsTopologyLabelIsNamedUntilItHasIt removes the label from a Node object, has it
-// name another node, and sets it again.
+// The label is removed, set to another node's name, and corrected.
 func TestANodeWithoutItsTopologyLabelIsNamedUntilItHasIt(t *testing.T) {
 	w := newAuditing(t, "")
 	label := func(value string) {
@@ -62,7 +61,8 @@ func TestANodeWithoutItsTopologyLabelIsNamedUntilItHasIt(t *testing.T) {
 	pass()
 	label("n1")
 	wantEvents(t, "a moment", pass(), 0)
-	// The kubelet refuses a plugin whose topology the node's labels contradict: a restart ends more than it helps.
+	// The kubelet rejects a plugin whose topology contradicts the node's labels: a restart
+	// would not help.
 	label("n2")
 	pass()
 	found := pass()
@@ -70,7 +70,7 @@ func TestANodeWithoutItsTopologyLabelIsNamedUntilItHasIt(t *testing.T) {
 	if len(found) == 1 && !strings.Contains(found[0], "do not restart") {
 		t.Errorf("%q does not say that a restart makes it worse", found[0])
 	}
-	// The scheduler takes a node without an agent for n1, too.
+	// The scheduler mistakes a node without an agent for n1, too.
 	must.Get(w.client.CoreV1().Nodes().Create(t.Context(), &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "agentless", Labels: map[string]string{names.TopologyNode: "n1"}}}, metav1.CreateOptions{}))(t)
 	waittest.Until(t, "the controller knows the node", func() bool { _, err := w.c.core.NodeLister.Get("agentless"); return err == nil })
 	pass()

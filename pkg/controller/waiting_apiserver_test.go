@@ -23,8 +23,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// scheduledPod is a Pod that ends at once and tolerates everything, with a
-// volume "data" of the test's class.
+// scheduledPod ends at once and tolerates everything; its volume "data" is of the test's
+// class.
 func scheduledPod(ephemeral bool) (v1.PodSpec, v1.PersistentVolumeClaimSpec) {
 	class, atOnce := "scenario", int64(0)
 	claim := v1.PersistentVolumeClaimSpec{StorageClassName: &class, AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
@@ -38,8 +38,8 @@ func scheduledPod(ephemeral bool) (v1.PodSpec, v1.PersistentVolumeClaimSpec) {
 	return pod, claim
 }
 
-// startSet makes a StatefulSet of one Pod, db-0, which is removed at the test's end at the
-// latest: a test that failed leaves nothing in the next one's way.
+// startSet makes a StatefulSet of one Pod, db-0. It is removed at the latest when the test
+// ends, so that a failed test does not disturb the next one.
 func startSet(t *testing.T, client kubernetes.Interface, ephemeral bool, changes ...func(*v1.PodSpec)) {
 	t.Helper()
 	pod, claim := scheduledPod(ephemeral)
@@ -58,9 +58,8 @@ func startSet(t *testing.T, client kubernetes.Interface, ephemeral bool, changes
 	})
 }
 
-// TestWhatWaitsForLostDisksRunsAgain exchanges the disks of the node on which a
-// StatefulSet's Pod is, with the rights that are shipped and the controllers of
-// Kubernetes: Pod and volume are made again.
+// The disks of the node of a StatefulSet's Pod are replaced, with the shipped rights and
+// Kubernetes' controllers: Pod and volume are recreated.
 func TestWhatWaitsForLostDisksRunsAgain(t *testing.T) {
 	for name, test := range map[string]struct {
 		ephemeral bool
@@ -115,8 +114,7 @@ func TestWhatWaitsForLostDisksRunsAgain(t *testing.T) {
 	}
 }
 
-// running waits until db-0 has a node and its claim, which is not the one with
-// the UID, is bound.
+// running waits until db-0 has a node and its claim, whose UID is not not, is bound.
 func (w *world) running(t *testing.T, claim, not string) (*v1.PersistentVolumeClaim, *v1.Pod) {
 	t.Helper()
 	var bound *v1.PersistentVolumeClaim
@@ -131,7 +129,6 @@ func (w *world) running(t *testing.T, claim, not string) (*v1.PersistentVolumeCl
 	return bound, pod
 }
 
-// TestTheRightToDeletePodsIsNarrow tries what the account must not do.
 func TestTheRightToDeletePodsIsNarrow(t *testing.T) {
 	client := connectToAPIServer(t)
 	install(t, client)

@@ -17,7 +17,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// waitingPod makes a Pod of a StatefulSet, on n1, that waits for claim c.
+// waitingPod makes a StatefulSet's Pod on n1 that waits for claim c.
 func (h *harness) waitingPod(name string, change func(*v1.Pod)) {
 	h.t.Helper()
 	yes := true
@@ -38,8 +38,7 @@ func (h *harness) podIsGone(name string) bool {
 	return apierrors.IsNotFound(err)
 }
 
-// keepClaims has the API server keep claims that are deleted, as it does while a
-// Pod uses them.
+// keepClaims makes the API server keep deleted claims, as while a Pod uses them.
 func (h *harness) keepClaims() {
 	h.react("delete", "persistentvolumeclaims", func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, nil })
 }
@@ -98,7 +97,7 @@ func TestEphemeralVolumesOnOtherDisksAreReleasedWithTheirPods(t *testing.T) {
 	}
 
 	w = newAuditing(t, names.NodeLossKeep)
-	// Kubernetes names such a claim for its Pod and its volume: web-scratch.
+	// Kubernetes names such a claim after its Pod and volume: web-scratch.
 	w.claim("web-scratch", "n1", func(c *v1.PersistentVolumeClaim) {
 		yes := true
 		c.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "web", UID: "uid-web", Controller: &yes}}
@@ -112,7 +111,7 @@ func TestEphemeralVolumesOnOtherDisksAreReleasedWithTheirPods(t *testing.T) {
 	}
 }
 
-// The Pod may wait for CPU or memory on a node that does not have its volume any more.
+// The Pod may wait for CPU or memory on a node that no longer has its volume.
 func TestTheClaimOfAPodWithoutANodeOnOtherDisksIsTreatedByPolicy(t *testing.T) {
 	for policy, deleted := range map[string]bool{names.NodeLossRecreate: true, names.NodeLossKeep: false} {
 		t.Run(policy, func(t *testing.T) {

@@ -26,25 +26,25 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// world is a real API server with the real PV controller and scheduler (their
-// kubeconfig is in KUBECONFIG), and nodes whose lvmds are fake. One of the two
-// provisioners acts in it: ours, or upstream's on the same fake lvmds.
+// world is a real API server with the real PV controller and scheduler (see KUBECONFIG), and
+// nodes with fake lvmds. Either our provisioner or upstream's acts, on the same fake lvmds.
 type world struct {
 	client    kubernetes.Interface
-	snapshots snapshotclient.Interface // nil where there are none
+	snapshots snapshotclient.Interface // nil if the cluster has none
 	namespace string
 	nodes     map[string]*lvmdfake.Server
-	// isUpstream says that upstream's provisioner acts.
+	// isUpstream: upstream's provisioner acts.
 	isUpstream bool
-	// restart ends the one that acts and starts another one.
+	// restart replaces the acting provisioner.
 	restart func()
-	// volume is the PersistentVolume's name where it is not the usual one.
+	// volume is the PersistentVolume's name if unusual.
 	volume string
-	// notes are what a scenario saw on its way, which is compared, too.
+	// notes are a scenario's observations, which are compared, too.
 	notes []string
 }
 
-// apiServer is how to reach the real API server, with all rights and without a limit.
+// apiServer returns the configuration of the real API server, with all rights and without rate
+// limits.
 func apiServer() (*rest.Config, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
 	if err != nil {
@@ -54,8 +54,7 @@ func apiServer() (*rest.Config, error) {
 	return config, nil
 }
 
-// apiServerAs is apiServer with the rights that an account of our namespace has, as a member of other
-// groups, too.
+// apiServerAs has only the rights of an account of our namespace and of groups.
 func apiServerAs(t *testing.T, account string, groups ...string) *rest.Config {
 	t.Helper()
 	config := must.Get(apiServer())(t)
@@ -68,8 +67,8 @@ func connectToAPIServer(t *testing.T) kubernetes.Interface {
 	t.Helper()
 	client := must.Get(kubernetes.NewForConfig(must.Get(apiServer())(t)))(t)
 	t.Cleanup(func() {
-		// What the test's controller published goes with its nodes; a controller that has
-		// stopped does not remove it, and the scheduler would use it in the next test.
+		// A stopped controller leaves its published capacity, which the scheduler would use in
+		// the next test.
 		all, err := client.StorageV1().CSIStorageCapacities("").List(context.Background(), metav1.ListOptions{})
 		if err != nil {
 			t.Errorf("list capacities: %v", err)
@@ -85,7 +84,7 @@ func connectToAPIServer(t *testing.T) kubernetes.Interface {
 	return client
 }
 
-// logPlacement logs, of a failed test, why the scheduler did what it did.
+// logPlacement logs the reasons of the scheduler if the test failed.
 func logPlacement(t *testing.T, client kubernetes.Interface, namespace string) {
 	t.Helper()
 	if !t.Failed() {
@@ -129,7 +128,7 @@ func newWorld(t *testing.T, client kubernetes.Interface) *world {
 	return w
 }
 
-// node adds a node before something acts.
+// node adds a node; call it before a provisioner acts.
 func (w *world) node(t *testing.T, name string, class lvmdfake.Class) {
 	t.Helper()
 	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{names.TopologyNode: name}}, Status: forPods()}
@@ -138,10 +137,9 @@ func (w *world) node(t *testing.T, name string, class lvmdfake.Class) {
 	w.nodes[name] = lvmdfake.New(name, class)
 }
 
-// forPods is what nodes have for Pods that tolerate everything, which the scheduler may
-// bring there and no kubelet runs. They have it from the beginning, for nothing would cause
-// the scheduler later to try again, and for many: Pods of tests before, on nodes of the
-// same names, are still there.
+// forPods is the capacity of nodes for Pods that tolerate everything, which no kubelet runs.
+// It must be set from the start, as nothing makes the scheduler retry later, and be large:
+// Pods of earlier tests still occupy nodes of the same names.
 func forPods() v1.NodeStatus {
 	offered := v1.ResourceList{v1.ResourcePods: resource.MustParse("10000"), v1.ResourceCPU: resource.MustParse("4"), v1.ResourceMemory: resource.MustParse("4Gi")}
 	return v1.NodeStatus{Capacity: offered, Allocatable: offered}
@@ -156,7 +154,7 @@ func oursActs(t *testing.T, w *world) {
 	})
 }
 
-// actsIn starts a component that acts until the test ends, or w.restart is called.
+// actsIn starts a component that acts until the test ends or w.restart is called.
 func (w *world) actsIn(t *testing.T, start func() (stop func())) {
 	t.Helper()
 	stop := start()
@@ -164,14 +162,13 @@ func (w *world) actsIn(t *testing.T, start func() (stop func())) {
 	t.Cleanup(func() { stop() })
 }
 
-// actWith is oursActs with other options; those that are the same for all
-// tests are filled in.
+// actWith is oursActs with other options; it fills in those common to all tests.
 func actWith(t *testing.T, w *world, o Options) {
 	t.Helper()
 	actOn(t, w, o)
 }
 
-// actOn is actWith for tests that attach and detach nodes.
+// actOn also returns what tests need to attach and detach nodes.
 func actOn(t *testing.T, w *world, o Options, changes ...harnessOption) (*Controller, *uplinktest.Network) {
 	t.Helper()
 	c, net, stop := startOn(t, w, o, changes...)
@@ -179,13 +176,13 @@ func actOn(t *testing.T, w *world, o Options, changes ...harnessOption) (*Contro
 	return c, net
 }
 
-// startOn is actOn for tests that end the controller themselves.
+// startOn is actOn for tests that stop the controller themselves.
 func startOn(t *testing.T, w *world, o Options, changes ...harnessOption) (c *Controller, net *uplinktest.Network, stop func()) {
 	t.Helper()
 	return runOn(t, w, o, (*Controller).lead, changes...)
 }
 
-// runOn is startOn for a controller that does something else than lead.
+// runOn is startOn with another function than lead.
 func runOn(t *testing.T, w *world, o Options, run func(*Controller, context.Context) error, changes ...harnessOption) (c *Controller, net *uplinktest.Network, stop func()) {
 	t.Helper()
 	o.Registerer, o.Log = prometheus.NewRegistry(), slog.New(slog.DiscardHandler)
@@ -220,8 +217,7 @@ func runOn(t *testing.T, w *world, o Options, run func(*Controller, context.Cont
 	}
 }
 
-// placedBy makes a Pod with an ephemeral volume, and returns the node that a scheduler
-// brings it to. The Pod goes with the test.
+// placedBy makes a Pod with an ephemeral volume until the test ends, and returns its node.
 func (w *world) placedBy(t *testing.T, scheduler, name, class string) string {
 	t.Helper()
 	spec, _ := scheduledPod(true)
