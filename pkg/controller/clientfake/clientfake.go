@@ -1,5 +1,4 @@
-// Package clientfake is client-go's fake clientset, with three corrections, for tests whose API server is
-// a fake.
+// Package clientfake corrects client-go's fake clientset for tests.
 package clientfake
 
 import (
@@ -14,10 +13,10 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// New returns a fake clientset with these objects, whose watches deliver copies. Those of
-// fake.NewClientset deliver what was made between an informer's list and its watch as it is stored;
-// the informer's transform then changes it, beside all that read it. Leases have resource versions, and an
-// update of an older one is refused: fake.NewClientset lets two replicas get a lease that was released.
+// New returns a fake clientset whose watches deliver copies, and whose leases have resource
+// versions with conflicts. fake.NewClientset delivers objects made between an informer's list
+// and its watch as stored, so the informer's transform races with their readers; and it lets
+// two replicas get a released lease.
 func New(objects ...runtime.Object) *fake.Clientset {
 	client := fake.NewClientset(objects...)
 	client.PrependWatchReactor("*", func(action clienttesting.Action) (bool, watch.Interface, error) {
@@ -40,10 +39,10 @@ func New(objects ...runtime.Object) *fake.Clientset {
 	return client
 }
 
-// drained is what watch.Filter returns, whose goroutine would else not end with an event that is not read.
+// drained ends the goroutine of watch.Filter, which would block on an unread event.
 type drained struct{ watch.Interface }
 
-// Stop ends the watch, and its goroutine.
+// Stop ends the watch and its goroutine.
 func (d drained) Stop() {
 	d.Interface.Stop()
 	go func() {
@@ -53,13 +52,13 @@ func (d drained) Stop() {
 	}()
 }
 
-// versions gives objects resource versions. The clientset calls it for one request after the other.
+// versions stamps objects. The clientset serialises the calls.
 type versions struct {
 	client *fake.Clientset
 	last   int
 }
 
-// stamp gives an object that is written the next version, or refuses it if it was made from an older one.
+// stamp rejects an update made from an older version.
 func (v *versions) stamp(action clienttesting.Action) (bool, runtime.Object, error) {
 	write, ok := action.(interface{ GetObject() runtime.Object })
 	if !ok {
@@ -83,9 +82,9 @@ func (v *versions) stamp(action clienttesting.Action) (bool, runtime.Object, err
 	return false, nil, nil
 }
 
-// React has a function answer requests before the clientset does, from now on. It may be called while
-// the clientset is used, which its PrependReactor may not: the list of these functions is read under
-// the lock that is taken here, and changed by PrependReactor without.
+// React answers requests before the clientset does, from now on. Unlike PrependReactor, which
+// changes the chain without the lock under which it is read, it is safe while the clientset is
+// used.
 func React(client *fake.Clientset, verb, resource string, reaction clienttesting.ReactionFunc) {
 	client.Lock()
 	defer client.Unlock()

@@ -16,7 +16,7 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// TestAWatchDeliversCopies changes what a watch delivers of an object that was there before it.
+// The test changes the delivered object, which existed before the watch.
 func TestAWatchDeliversCopies(t *testing.T) {
 	client := New()
 	nodes := client.CoreV1().Nodes()
@@ -44,7 +44,7 @@ func TestALeaseThatChangedMeanwhileIsNotUpdated(t *testing.T) {
 	must.Get(leases.Update(t.Context(), second, metav1.UpdateOptions{}))(t)
 }
 
-// TestReactionsAreAddedWhileTheClientIsUsed wants the race detector.
+// This needs the race detector.
 func TestReactionsAreAddedWhileTheClientIsUsed(t *testing.T) {
 	client := New()
 	ctx, stop := context.WithCancel(t.Context())

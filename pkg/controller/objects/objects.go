@@ -1,5 +1,5 @@
-// Package objects reads what Kubernetes' objects say about volumes: which claims a Pod names, whether a
-// PersistentVolume is Carve's, and which node it names. It remembers nothing, and imports no client.
+// Package objects reads PersistentVolumes and Pods: which node a volume is on, and which
+// claims a Pod names. It is stateless and uses no client.
 package objects
 
 import (
@@ -12,9 +12,9 @@ import (
 	"github.com/carve-csi/carve/api/names"
 )
 
-// NodeOf returns the node that holds a PersistentVolume of ours, or false for
-// one that names none or several. What it was made with counts where it has no nodeAffinity:
-// an affinity, once set, cannot be changed, and is what Kubernetes goes by.
+// NodeOf returns the node that holds a PersistentVolume of ours, or false if it names none or
+// several. A nodeAffinity overrides the recorded node: it is immutable, and Kubernetes obeys
+// it.
 func NodeOf(pv *v1.PersistentVolume) (string, bool) {
 	if pv.Spec.NodeAffinity == nil {
 		return RecordedNode(pv)
@@ -34,8 +34,8 @@ func NodeOf(pv *v1.PersistentVolume) (string, bool) {
 	return "", false
 }
 
-// RecordedNode returns the node that a PersistentVolume which was made without nodeAffinity
-// names, whether it has one now or not.
+// RecordedNode returns the node recorded in a PersistentVolume that was made without
+// nodeAffinity, even if it has one now.
 func RecordedNode(pv *v1.PersistentVolume) (string, bool) {
 	if pv.Spec.CSI == nil || pv.Spec.CSI.VolumeAttributes[names.ContextNode] == "" {
 		return "", false
@@ -50,8 +50,8 @@ func NodeAffinity(node string) *v1.VolumeNodeAffinity {
 	}}}}
 }
 
-// IsOurs reports whether a PersistentVolume is of this driver, made by us or by an
-// administrator.
+// IsOurs reports whether a PersistentVolume is of this driver, even if an administrator made
+// it.
 func IsOurs(pv *v1.PersistentVolume) bool {
 	if by, ok := pv.Annotations[volume.AnnDynamicallyProvisioned]; ok && by != names.Driver {
 		return false
@@ -59,14 +59,13 @@ func IsOurs(pv *v1.PersistentVolume) bool {
 	return pv.Spec.CSI != nil && pv.Spec.CSI.Driver == names.Driver
 }
 
-// BelongsTo reports whether a PersistentVolume is bound, or pre-bound, to this
-// very claim.
+// BelongsTo reports whether a PersistentVolume is bound or pre-bound to the claim, by UID.
 func BelongsTo(pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim) bool {
 	ref := pv.Spec.ClaimRef
 	return ref != nil && ref.Namespace == claim.Namespace && ref.Name == claim.Name && ref.UID == claim.UID
 }
 
-// ClaimName returns the name of the claim that a Pod's volume is, or false for a volume of another kind.
+// ClaimName returns the name of a Pod volume's claim, or false for a volume without one.
 func ClaimName(pod *v1.Pod, v *v1.Volume) (string, bool) {
 	switch {
 	case v.PersistentVolumeClaim != nil:
@@ -77,7 +76,7 @@ func ClaimName(pod *v1.Pod, v *v1.Volume) (string, bool) {
 	return "", false
 }
 
-// ClaimsNamed are the claims that a Pod names, each once, as namespace/name.
+// ClaimsNamed returns a Pod's claims as namespace/name, without duplicates.
 func ClaimsNamed(pod *v1.Pod) []string {
 	var keys []string
 	for i := range pod.Spec.Volumes {

@@ -1,5 +1,5 @@
-// Package pvcontrollerfake binds claims to volumes that were made for them, as the PV controller of
-// Kubernetes does, in tests whose API server is a fake.
+// Package pvcontrollerfake binds claims to volumes as Kubernetes' PV controller does, for
+// tests with a fake API server.
 package pvcontrollerfake
 
 import (
@@ -14,13 +14,13 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 )
 
-// PVController binds a claim at once when its volume is created.
+// PVController binds a claim when its volume is created.
 type PVController struct {
 	tracker clienttesting.ObjectTracker
 	stopped atomic.Bool
 }
 
-// Start has claims of an API server bound. What is written for that goes by no client.
+// Start binds the claims of an API server. Its writes bypass the client.
 func Start(client *fake.Clientset) *PVController {
 	p := &PVController{tracker: client.Tracker()}
 	create := clienttesting.ObjectReaction(p.tracker)
@@ -34,7 +34,7 @@ func Start(client *fake.Clientset) *PVController {
 	return p
 }
 
-// Stop ends the binding of claims, as while the PV controller is behind or away.
+// Stop stops binding, as if the PV controller were behind or away.
 func (p *PVController) Stop() { p.stopped.Store(true) }
 
 func (p *PVController) bind(pv *v1.PersistentVolume) error {
