@@ -1,5 +1,5 @@
-// Package why decides why a Pod with volumes of Carve does not run, of what the API server
-// says. It is a pure function: it reads nothing and calls nothing.
+// Package why explains why a Pod with volumes of Carve does not run. It is pure: callers pass
+// all facts.
 package why
 
 import (
@@ -15,27 +15,27 @@ import (
 	"github.com/carve-csi/carve/api/names"
 )
 
-// Annotations of claims: the node that the scheduler chose, and whether Kubernetes has bound the claim.
+// Annotations of claims: the scheduler's choice, and the PV controller's mark of a bound claim.
 const (
 	selectedNode  = "volume.kubernetes.io/selected-node"
 	bindCompleted = "pv.kubernetes.io/bind-completed"
 )
 
-// Facts are what is known of a Pod and of what it waits for.
+// Facts are the state of a Pod and of everything it waits for.
 type Facts struct {
 	Pod *corev1.Pod
-	// PodEvents are what was last reported of the Pod, newest first.
+	// PodEvents are the latest Events of the Pod, newest first.
 	PodEvents []Event
 	Claims    []Claim
 	Nodes     []Node
 }
 
-// Event is the reason and the message of a Kubernetes Event.
+// Event is the reason and message of a Kubernetes Event.
 type Event struct{ Reason, Message string }
 
-// Claim is one of the Pod's claims. What there is none of is nil.
+// Claim is one of the Pod's claims. Missing objects are nil.
 type Claim struct {
-	// Name is the claim's, whether or not it exists.
+	// Name is set even if the claim does not exist.
 	Name   string
 	Claim  *corev1.PersistentVolumeClaim
 	Class  *storagev1.StorageClass
@@ -43,30 +43,30 @@ type Claim struct {
 	Events []Event
 }
 
-// Node is a node of the cluster, with what Carve has there.
+// Node is a node of the cluster with its Carve agent.
 type Node struct {
 	Name          string
 	Ready         bool
 	Unschedulable bool
-	// AgentReady is whether the Pod of the DaemonSet carve-node is ready there.
+	// AgentReady: the node's Pod of the DaemonSet carve-node is ready.
 	AgentReady bool
-	// Registered is whether the kubelet knows the driver.
+	// Registered: the kubelet knows the driver.
 	Registered bool
-	// Largest is the size in bytes of the largest volume that may be made there now, by
-	// StorageClass; a class that the node does not offer is not in it.
+	// Largest is the size in bytes of the largest possible new volume by StorageClass; classes
+	// that the node does not offer are missing.
 	Largest map[string]int64
 }
 
-// Reason is one thing that keeps the Pod from running.
+// Reason is one cause that keeps the Pod from running.
 type Reason struct {
-	// Subject is what it is about: a kind and a name.
+	// Subject is a kind and a name.
 	Subject string `json:"subject"`
 	Problem string `json:"problem"`
-	// Next is what to do, or to look at, next; empty where there is nothing.
+	// Next is advice, or empty.
 	Next string `json:"next,omitempty"`
 }
 
-// Explain returns the reasons, the one that explains most first. There is none when the Pod is ready.
+// Explain returns the reasons, most important first, or none if the Pod is ready.
 func Explain(f Facts) []Reason {
 	pod := f.Pod
 	subject := "pod/" + pod.Name
@@ -100,7 +100,7 @@ func ready(pod *corev1.Pod) bool {
 	})
 }
 
-// served reports whether the claim is for Carve to serve, or was served by it.
+// served reports whether Carve serves or served the claim.
 func served(c Claim) bool {
 	if c.Volume != nil && c.Volume.Spec.CSI != nil {
 		return c.Volume.Spec.CSI.Driver == names.Driver
@@ -108,7 +108,7 @@ func served(c Claim) bool {
 	return c.Class != nil && c.Class.Provisioner == names.Driver
 }
 
-// claimReason returns what is wrong with a claim itself.
+// claimReason returns the problem of a claim itself.
 func claimReason(f Facts, c Claim) (Reason, bool) {
 	subject := "claim/" + c.Name
 	switch {
@@ -140,7 +140,7 @@ func claimReason(f Facts, c Claim) (Reason, bool) {
 	}
 	chosen := c.Claim.Annotations[selectedNode]
 	if chosen == "" {
-		return Reason{}, false // That is the scheduler's affair.
+		return Reason{}, false // the scheduler must choose first
 	}
 	if node, ok := f.node(chosen); !ok {
 		return Reason{subject, fmt.Sprintf("it is to be made on node %s, which does not exist", chosen), "delete the Pod if it stays so"}, true
@@ -150,12 +150,12 @@ func claimReason(f Facts, c Claim) (Reason, bool) {
 	return Reason{subject, "its volume is being made on node " + chosen, "wait some seconds; then look at the logs of carve-controller"}, true
 }
 
-// ephemeral reports whether a claim of that name is of one of the Pod's ephemeral volumes.
+// ephemeral reports whether the Pod has an ephemeral volume with that claim.
 func ephemeral(pod *corev1.Pod, claim string) bool {
 	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Ephemeral != nil && pod.Name+"-"+v.Name == claim })
 }
 
-// volumeReason returns what is wrong with the node that holds a claim's volume.
+// volumeReason returns the problem of the node that holds a claim's volume.
 func volumeReason(f Facts, subject string, c Claim) (Reason, bool) {
 	home := Home(c.Volume)
 	if home == "" {
@@ -174,7 +174,6 @@ func volumeReason(f Facts, subject string, c Claim) (Reason, bool) {
 	return Reason{}, false
 }
 
-// unscheduled returns why the scheduler found no node.
 func unscheduled(f Facts, mine, known int) []Reason {
 	var reasons []Reason
 	if waiting := f.waiting(); len(waiting) > 0 {
@@ -197,20 +196,20 @@ func unscheduled(f Facts, mine, known int) []Reason {
 	return reasons
 }
 
-// waiting are the claims of ours that have no volume and no node yet.
+// waiting returns our claims without volume or node.
 func (f Facts) waiting() []Claim {
 	return slices.DeleteFunc(slices.Clone(f.Claims), func(c Claim) bool {
 		return c.Claim == nil || c.Claim.Spec.VolumeName != "" || c.Claim.DeletionTimestamp != nil || !served(c) || c.Claim.Annotations[selectedNode] != ""
 	})
 }
 
-// short reports that no node can take the claims, and of the nearest ones why not.
+// short reports that no node can take the claims, with reasons for some nodes.
 func short(f Facts, claims []Claim) (Reason, bool) {
 	var lines []string
 	for _, node := range f.Nodes {
 		line := refusal(node, claims)
 		if line == "" {
-			return Reason{}, false // A node can: what keeps the Pod is something else.
+			return Reason{}, false // a node can, so the reason is another one
 		}
 		lines = append(lines, node.Name+": "+line)
 	}
@@ -225,7 +224,7 @@ func short(f Facts, claims []Claim) (Reason, bool) {
 		"kubectl carve capacity; free space, ask for less, or add nodes"}, true
 }
 
-// refusal returns why a node cannot take the claims, or nothing where it seems to.
+// refusal returns "" if the node seems to have space for each claim by itself.
 func refusal(node Node, claims []Claim) string {
 	switch {
 	case !node.Ready:
@@ -251,7 +250,6 @@ func refusal(node Node, claims []Claim) string {
 	return ""
 }
 
-// unstarted returns why the kubelet has not started the Pod.
 func unstarted(f Facts, mine int) []Reason {
 	home := f.Pod.Spec.NodeName
 	var reasons []Reason
@@ -284,7 +282,7 @@ func unstarted(f Facts, mine int) []Reason {
 	return reasons
 }
 
-// Home returns the node that holds a volume, or nothing where the volume does not say.
+// Home returns the node that holds a volume, or "" if the volume does not name one.
 func Home(pv *corev1.PersistentVolume) string {
 	switch {
 	case pv.Spec.NodeAffinity == nil && pv.Spec.CSI != nil && pv.Spec.CSI.Driver == names.Driver:
@@ -321,7 +319,7 @@ func missing(c *corev1.PersistentVolumeClaim) bool {
 	return condition(c, names.ConditionVolumeMissing) != ""
 }
 
-// condition returns the message of a claim's condition that is true.
+// condition returns the message of a true condition.
 func condition(c *corev1.PersistentVolumeClaim, kind string) string {
 	for _, one := range c.Status.Conditions {
 		if string(one.Type) == kind && one.Status == corev1.ConditionTrue {

@@ -15,8 +15,7 @@ import (
 
 const gib = int64(1) << 30
 
-// facts are those of a Pod that waits for a node, with one claim for 10 GiB, in a cluster
-// of one node that could take it.
+// facts: a Pod with one claim for 10 GiB waits for a node; the only node could take it.
 func facts() Facts {
 	return Facts{
 		Pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Status: corev1.PodStatus{
@@ -56,7 +55,7 @@ func scheduled(f *Facts) {
 func TestExplain(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(*Facts)
-		// want are parts of the first reason: its subject, its problem, what to do next.
+		// Parts of the first reason's subject, problem and advice.
 		want [3]string
 	}{
 		"the Pod is being deleted": {func(f *Facts) { f.Pod.DeletionTimestamp = &metav1.Time{} }, [3]string{"pod/p", "being deleted", "end"}},
