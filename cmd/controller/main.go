@@ -1,5 +1,4 @@
-// carve-controller provisions volumes on nodes and publishes how much free space
-// they have.
+// carve-controller provisions volumes on nodes and publishes the nodes' free space.
 package main
 
 import (
@@ -39,7 +38,6 @@ func main() {
 	}
 }
 
-// flags are the command line.
 type flags struct {
 	controller.Options
 	opsListen        string
@@ -83,8 +81,7 @@ func newCommand() *cobra.Command {
 	return cmd
 }
 
-// run is what the program is made of: the controller, and the listener for
-// those who look after it. Either's end ends the other.
+// run runs the controller and the listener for operators. Either's end ends the other.
 func run(ctx context.Context, f flags) error {
 	f.Log.Info("starting", "version", version)
 	limitMemory(f.Log, memlimit.FromCgroup)
@@ -116,8 +113,8 @@ func run(ctx context.Context, f flags) error {
 	return group.Wait()
 }
 
-// newClients makes clients for the API server that KUBECONFIG names, or else the Pod's own, without a limit:
-// a burst of claims is for the API server's priority and fairness to weigh, not for us to delay.
+// newClients returns clients for the API server of KUBECONFIG, or the Pod's own. They have no
+// rate limit: the API server's priority and fairness weighs bursts of claims.
 func newClients() (kubernetes.Interface, snapshotclient.Interface, error) {
 	config, err := rest.InClusterConfig()
 	if file := os.Getenv(clientcmd.RecommendedConfigPathEnvVar); file != "" {
@@ -128,7 +125,7 @@ func newClients() (kubernetes.Interface, snapshotclient.Interface, error) {
 	}
 	config.QPS = -1
 	config.UserAgent = "carve-controller/" + version
-	snapshots, err := snapshotclient.NewForConfig(config) // in JSON, as custom resources are
+	snapshots, err := snapshotclient.NewForConfig(config) // in JSON, as custom resources need
 	if err != nil {
 		return nil, nil, fmt.Errorf("make a client for snapshots: %w", err)
 	}

@@ -9,16 +9,16 @@ import (
 	"github.com/carve-csi/carve/pkg/quantity"
 )
 
-// memoryShare is the share of the container's memory limit that is Go's: the kernel counts page cache and
-// sockets, too.
+// memoryShare is Go's share of the container's memory limit: the kernel also counts page cache
+// and sockets.
 const memoryShare = 0.9
 
-// limitMemory has Go collect garbage more often where the container's memory limit is near: without, the
-// heap may grow to twice what is in use before it does. GOMEMLIMIT in the environment wins. Without a
-// limit, or where it cannot be read, nothing changes.
+// limitMemory makes Go collect garbage more often near the container's memory limit: otherwise
+// the heap may grow to twice its live size. GOMEMLIMIT overrides it. It does nothing without a
+// readable limit.
 //
-// The programs on nodes do without it: in their containers run LVM, mkfs and fsck, and what these take,
-// Go does not see.
+// Programs on nodes do without it: Go does not see the memory of LVM, mkfs and fsck in their
+// containers.
 func limitMemory(log *slog.Logger, container memlimit.Provider) {
 	limit, err := memlimit.Set(memlimit.WithRatio(memoryShare), memlimit.WithProvider(container))
 	switch {

@@ -33,7 +33,7 @@ func TestMemoryIsLimitedByTheContainer(t *testing.T) {
 			if test.environment == "" {
 				os.Unsetenv("GOMEMLIMIT") // t.Setenv restores it
 			}
-			debug.SetMemoryLimit(3 * gib) // as the runtime does with the environment's
+			debug.SetMemoryLimit(3 * gib) // as the runtime does with the variable
 			var out strings.Builder
 			limitMemory(slog.New(slog.NewTextHandler(&out, nil)), test.container)
 			if got := debug.SetMemoryLimit(-1); got != test.want {

@@ -1,5 +1,5 @@
-// kubectl-carve is a plugin of kubectl: it shows what Carve does in a cluster, and why a Pod
-// waits for a volume.
+// kubectl-carve is a plugin of kubectl: it shows Carve's state in a cluster and explains why a
+// Pod waits for a volume.
 package main
 
 import (
