@@ -1,12 +1,10 @@
-// Package conditions lists the conditions that Carve reports for volumes and device
-// classes: what each means, and what an administrator does about it. lvmd and the node
-// plugin take the types from here, and the reference page docs/reference/conditions.md
-// is generated from the table. The package depends on nothing.
+// Package conditions lists the conditions of volumes and device classes, with their meanings
+// and remedies. docs/reference/conditions.md is generated from it.
 package conditions
 
 import "slices"
 
-// Types of conditions of device classes and volumes, as lvmd reports them.
+// Types of conditions of device classes and volumes, reported by lvmd.
 const (
 	ConfigurationRefused = "ConfigurationRefused"
 	ContentsNotFound     = "ContentsNotFound"
@@ -46,7 +44,7 @@ const (
 	VolumesLeftAlone     = "VolumesLeftAlone"
 )
 
-// Types of conditions that the node plugin finds on a volume.
+// Types of conditions of a volume, found by the node plugin.
 const (
 	FileSystemErrors   = "FileSystemErrors"
 	FileSystemFailed   = "FileSystemFailed"
@@ -58,25 +56,25 @@ const (
 
 // Condition describes one type of condition.
 type Condition struct {
-	// Type is the word that reports, metrics and Events carry.
+	// Type is used in reports, metrics and Events.
 	Type string
-	// Of lists what has it: a class, a volume, or both.
+	// Of lists the possible subjects.
 	Of []Subject
-	// Unusable lists what cannot be used while it lasts: the volume, all volumes of the
-	// class, or those that are to be made in it.
+	// Unusable lists subjects that cannot be used meanwhile: the volume, all volumes of the
+	// class, or new ones in it.
 	Unusable []Subject
-	// Meaning says what is the case, Remedy what to do. Both are Markdown.
+	// Both are Markdown.
 	Meaning, Remedy string
 }
 
-// Subject is what has a condition.
+// Subject is the kind of object that a condition affects.
 type Subject string
 
 // Subjects.
 const (
 	Class  Subject = "class"
 	Volume Subject = "volume"
-	// NewVolume is a volume that is to be made; nothing has its conditions.
+	// NewVolume is a volume yet to be created: it has no conditions of its own.
 	NewVolume Subject = "new volume"
 )
 
@@ -98,7 +96,7 @@ var (
 	ofBoth   = []Subject{Class, Volume}
 )
 
-// All are all conditions, sorted by type.
+// All is sorted by type.
 var All = []Condition{
 	{ConfigurationRefused, ofClass, nil, "The configuration file is not in force; the one before it is.", "Read the message or lvmd's log, and correct the file."},
 	{ContentsNotFound, ofVolume, ofVolume, "Whether the volume was ever handed out is not known, as the journal was lost or is older than the volume, and what should be on it is not found. It is kept as it is, neither handed out nor formatted.", "Restore its file system or header and restart the agent; delete the volume only if its data is not needed."},

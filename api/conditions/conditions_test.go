@@ -48,7 +48,7 @@ func TestWhatMakesAVolumeOrAClassUnusable(t *testing.T) {
 	for subject, want := range map[Subject][]string{
 		Volume: {ContentsNotFound, Failed, Inactive, MissingDevice, PoolFailed, PoolInactive, PoolMissing, Suspended, VolumeGroupMissing},
 		Class:  {DuplicateDevice, NotResponding, PoolFailed, PoolInactive, PoolMissing, VolumeGroupForeign, VolumeGroupMissing, VolumeGroupOutdated, VolumeGroupReplaced},
-		// What stops a class stops its new volumes as well.
+		// A condition that makes a class unusable affects new volumes, too.
 		NewVolume: {PoolKeepsOldData, VolumeGroupUnfit},
 	} {
 		if got := Unusable(subject); !slices.Equal(got, want) {

@@ -8,12 +8,11 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// groupName is what LVM allows, and not what it reserves.
+// groupName also matches "." and "..", which are no names.
 var groupName = regexp.MustCompile(`^[A-Za-z0-9+_.][A-Za-z0-9+_.-]{0,126}$`)
 
 const groupNameRule = "must be a volume group's name: 1 to 127 of letters, digits and '+_.-', not beginning with '-'"
 
-// groupNameOf reads a volume group's name, or reports a problem.
 func (p *parser) groupNameOf(key string, v *yaml.Node) (string, bool) {
 	if v.Kind != yaml.ScalarNode || !groupName.MatchString(v.Value) || v.Value == "." || v.Value == ".." {
 		p.report(v, key, given(v), groupNameRule)
@@ -22,7 +21,6 @@ func (p *parser) groupNameOf(key string, v *yaml.Node) (string, bool) {
 	return v.Value, true
 }
 
-// classGroups reads a class' volumeGroup or volumeGroups.
 func (p *parser) classGroups(c *DeviceClass, key string, v *yaml.Node, list bool) {
 	items, name := []*yaml.Node{v}, func(int) string { return key }
 	if list {
@@ -44,10 +42,8 @@ func (p *parser) classGroups(c *DeviceClass, key string, v *yaml.Node, list bool
 	}
 }
 
-// groupUUID is how LVM writes a UUID.
 var groupUUID = regexp.MustCompile(`^[A-Za-z0-9]{6}(-[A-Za-z0-9]{4}){5}-[A-Za-z0-9]{6}$`)
 
-// groupUUIDs reads a class' volumeGroupUUIDs.
 func (p *parser) groupUUIDs(c *DeviceClass, key string, v *yaml.Node) {
 	if v.Kind != yaml.SequenceNode || len(v.Content) == 0 {
 		p.report(v, key, given(v), "must be a list of at least one volume group's UUID")
@@ -63,7 +59,7 @@ func (p *parser) groupUUIDs(c *DeviceClass, key string, v *yaml.Node) {
 	}
 }
 
-// oneKindOfGroups sees to it that a class has exactly one of the two keys.
+// oneKindOfGroups requires exactly one of the two keys.
 func (p *parser) oneKindOfGroups(c *DeviceClass, n *yaml.Node, path string) {
 	if n.Kind != yaml.MappingNode {
 		return

@@ -11,17 +11,17 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Layouts over several devices.
+// Layouts on several devices.
 const (
 	// Striped spreads data over devices.
 	Striped Layout = "striped"
-	// RAID1 keeps copies of everything on other devices.
+	// RAID1 keeps copies on other devices.
 	RAID1 Layout = "raid1"
-	// RAID10 spreads data over devices and keeps a copy of it.
+	// RAID10 spreads data over devices and keeps a copy.
 	RAID10 Layout = "raid10"
-	// RAID5 spreads data and survives the loss of any one device.
+	// RAID5 spreads data and survives the loss of one device.
 	RAID5 Layout = "raid5"
-	// RAID6 spreads data and survives the loss of any two.
+	// RAID6 spreads data and survives the loss of two.
 	RAID6 Layout = "raid6"
 )
 
@@ -30,51 +30,48 @@ func (l Layout) IsRAID() bool {
 	return l == RAID1 || l == RAID10 || l == RAID5 || l == RAID6
 }
 
-// AllDevices is Measures.Stripes where a striped volume has a stripe on each device of its
-// volume group, whatever their number is on a node: on one device it is linear.
+// AllDevices gives a striped volume a stripe on each device of its volume group, as
+// Measures.Stripes; with one device it is linear.
 const AllDevices = -1
 
-// allDevices is how the file says AllDevices.
+// allDevices is AllDevices in the file.
 const allDevices = "all"
 
-// Bounds and defaults of what goes with a layout.
+// Bounds and defaults of measures; sizes in bytes.
 const (
-	// DefaultStripeSize is what a device holds of a stripe.
+	// DefaultStripeSize is a stripe's share per device.
 	DefaultStripeSize = 64 << 10
-	// maxDevices is how many devices LVM's RAID volumes can lie on.
+	// maxDevices is LVM's limit of a RAID volume's devices.
 	maxDevices    = 64
 	minStripeSize = 4 << 10
 	maxStripeSize = 1 << 30
 	maxMirrors    = 9
 	// maxRegionSize is the largest power of two that LVM can count in sectors.
 	maxRegionSize = 1 << 40
-	// pmemStripe is a huge page: mappings can use those only within a stripe.
+	// pmemStripe is a huge page: mappings can use huge pages only within a stripe.
 	pmemStripe = 2 << 20
 )
 
-// minStripes is the fewest stripes of each layout that has any, and
-// parityDevices how many devices it takes besides.
+// minStripes is the minimum by layout, parityDevices the number of further devices.
 var (
 	minStripes    = map[Layout]int{Striped: 2, RAID10: 2, RAID5: 2, RAID6: 3}
 	parityDevices = map[Layout]int{RAID5: 1, RAID6: 2}
 )
 
-// Measures are what goes with a layout over several devices.
+// Measures complete a layout on several devices.
 type Measures struct {
-	// Stripes, StripeSize, in bytes, and Mirrors are zero for layouts that have
-	// none; Mirrors are the copies beside the first. Stripes may be AllDevices.
+	// Zero for layouts without them. StripeSize is in bytes, Mirrors are further copies, and
+	// Stripes may be AllDevices.
 	Stripes    int
 	StripeSize int64
 	Mirrors    int
 }
 
-// layoutKeys reads the keys that go with some layouts.
 func (p *parser) layoutKeys(c *DeviceClass, at func(string, *yaml.Node), known map[string]func(string, *yaml.Node)) {
 	p.measureKeys(&c.Measures, at, known)
 	known["lvcreateOptions"] = func(k string, v *yaml.Node) { at(k, v); p.lvcreateOptions(c, k, v) }
 }
 
-// measureKeys reads a layout's measures.
 func (p *parser) measureKeys(m *Measures, at func(string, *yaml.Node), known map[string]func(string, *yaml.Node)) {
 	known["stripes"] = func(k string, v *yaml.Node) {
 		at(k, v)
@@ -93,7 +90,7 @@ func (p *parser) measureKeys(m *Measures, at func(string, *yaml.Node), known map
 	}
 }
 
-// whole reads a whole number; or says what else is allowed instead of one.
+// whole reads a whole number; or is the alternative to name in an error.
 func (p *parser) whole(key string, v *yaml.Node, least, most int, or string) int {
 	n, err := strconv.Atoi(v.Value)
 	if v.Kind != yaml.ScalarNode || err != nil || n < least || n > most {
@@ -103,8 +100,7 @@ func (p *parser) whole(key string, v *yaml.Node, least, most int, or string) int
 	return n
 }
 
-// checkLayout sees to it that a class has the keys that its layout needs, and
-// no other; and sets those that have a default.
+// checkLayout requires the keys of a class' layout, rejects others, and sets defaults.
 func (p *parser) checkLayout(c *DeviceClass, n *yaml.Node, path string) {
 	p.checkMeasures(c, c.Type, &c.Measures, layoutPlace{node: n, path: path, whose: "a class"})
 	p.checkStripeSize(c)
@@ -122,17 +118,15 @@ func (p *parser) checkLayout(c *DeviceClass, n *yaml.Node, path string) {
 	}
 }
 
-// layoutPlace is where in the file a layout is given.
+// layoutPlace is the position of a layout in the file.
 type layoutPlace struct {
-	// node and path are those of what the keys are in, and prefix comes before each key in
-	// a class' positions.
+	// node and path contain the keys; prefix starts each key in the class' positions.
 	node         *yaml.Node
 	path, prefix string
 	whose        string
 }
 
-// checkMeasures sees to it that a layout has the measures that it needs, and no other; and
-// sets those that have a default.
+// checkMeasures requires a layout's measures, rejects others, and sets defaults.
 func (p *parser) checkMeasures(c *DeviceClass, l Layout, m *Measures, at layoutPlace) {
 	problem := func(key, given, message string) {
 		p.problems = append(p.problems, c.Problem(at.prefix+key, given, message)...)
@@ -159,7 +153,7 @@ func (p *parser) checkMeasures(c *DeviceClass, l Layout, m *Measures, at layoutP
 	case stripes && !given:
 		p.report(at.node, at.path+".stripes", "", fmt.Sprintf("missing; type: %s requires it", l))
 	case stripes && m.Stripes == AllDevices && l != Striped:
-		// It needs a number of devices, and should keep its redundancy when a device goes.
+		// It needs a number of devices, and must keep its redundancy when one is lost.
 		problem("stripes", allDevices, fmt.Sprintf("allowed with type: striped only; type: %s needs a whole number from %d", l, least))
 	case stripes && m.Stripes > 0 && m.Stripes < least:
 		problem("stripes", strconv.Itoa(m.Stripes), fmt.Sprintf("type: %s needs at least %d", l, least))
@@ -187,14 +181,13 @@ func (p *parser) checkStripeSize(c *DeviceClass) {
 	}
 }
 
-// devices is on how many devices a volume lies, copies and parity included.
+// devices includes copies and parity.
 func (m Measures) devices(l Layout) int {
 	return max(1, m.Stripes)*(m.Mirrors+1) + parityDevices[l]
 }
 
-// lvcreateValues are the options of lvcreate that a class may have, and what
-// their values look like. None of them changes where a volume lies, how large
-// it is, or what Carve knows of it.
+// lvcreateValues are the allowed options of lvcreate with patterns of their values. None
+// changes a volume's place or size, or Carve's knowledge of it.
 var lvcreateValues = map[string]*regexp.Regexp{
 	"--readahead":       regexp.MustCompile(`^(auto|none|[0-9]{1,9})$`),
 	"--addtag":          regexp.MustCompile(`^[A-Za-z0-9_+.][A-Za-z0-9_+.\-/=!:&]{0,127}$`),
@@ -203,10 +196,10 @@ var lvcreateValues = map[string]*regexp.Regexp{
 	"--maxrecoveryrate": regexp.MustCompile(`^[0-9]{1,9}[kKmM]?$`),
 }
 
-// raidOptions are those that only RAID volumes have.
+// raidOptions are valid for RAID volumes only.
 var raidOptions = map[string]bool{"--regionsize": true, "--minrecoveryrate": true, "--maxrecoveryrate": true}
 
-// checkRAIDOptions refuses what LVM refuses of every volume.
+// checkRAIDOptions rejects values that LVM always rejects.
 func (p *parser) checkRAIDOptions(c *DeviceClass) {
 	rates := map[string]int64{}
 	for i, o := range c.LvcreateOptions {
@@ -230,8 +223,7 @@ func (p *parser) checkRAIDOptions(c *DeviceClass) {
 	}
 }
 
-// lvcreateSize is a size as lvcreate reads it, in bytes, where it matches its
-// pattern: a number of KiB unless it says otherwise.
+// lvcreateSize converts an lvcreate size to bytes; the default unit is KiB.
 func lvcreateSize(value string) int64 {
 	digits := strings.TrimRight(value, "kKmMgG")
 	n, err := strconv.ParseInt(digits, 10, 64)

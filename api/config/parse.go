@@ -64,8 +64,8 @@ func (p *parser) report(n *yaml.Node, key, given, reason string) {
 	})
 }
 
-// fields walks a mapping and hands each value to the function of its key.
-// Unknown and repeated keys, and required ones that are absent, are problems.
+// fields calls the function of each key with its value. It reports unknown, repeated and
+// missing required keys.
 func (p *parser) fields(n *yaml.Node, path string, known map[string]func(key string, value *yaml.Node), required ...string) {
 	if n.Kind != yaml.MappingNode {
 		p.report(n, path, given(n), "must be a mapping with the keys "+keys(known))
@@ -198,7 +198,7 @@ func (p *parser) class(path string, index int, n *yaml.Node) DeviceClass {
 	return c
 }
 
-// uniqueness checks what concerns several classes.
+// uniqueness makes the checks across classes.
 func (p *parser) uniqueness(classes []DeviceClass) {
 	first := map[string]int{}
 	defaultClass := -1
@@ -230,7 +230,7 @@ func (p *parser) oneOf(key string, v *yaml.Node, allowed ...string) string {
 	return v.Value
 }
 
-// minRate is the slowest wipe, at less space would hardly come back, and the slowest copy.
+// minRate bounds wipeRate, below which space would hardly return, and copyRate.
 const minRate = 1 << 20
 
 const bytesRule = "a whole number of bytes, with one of the suffixes k, M, G, T, P, Ki, Mi, Gi, Ti, Pi or without"
@@ -242,7 +242,6 @@ var suffixes = map[string]int64{
 
 var amount = regexp.MustCompile(`^([0-9]{1,18})([kMGTP]i?|Ki)?$`)
 
-// fraction is a percentage with up to two decimals.
 var fraction = regexp.MustCompile(`^([0-9]{1,3})(?:\.([0-9]{1,2}))?%$`)
 
 func parseReserve(v *yaml.Node) (Reserve, bool) {
@@ -265,8 +264,7 @@ func parseBytes(v *yaml.Node) (int64, bool) {
 	return n, err == nil
 }
 
-// ParseBytes reads a number of bytes as the configuration writes them, such as
-// 10Gi, 500M or 4096.
+// ParseBytes parses a size as in the configuration, such as 10Gi, 500M or 4096.
 func ParseBytes(s string) (int64, error) {
 	m := amount.FindStringSubmatch(s)
 	if m == nil {
@@ -280,7 +278,6 @@ func ParseBytes(s string) (int64, error) {
 	return n * unit, nil
 }
 
-// given shows a value in a message.
 func given(n *yaml.Node) string {
 	switch n.Kind {
 	case yaml.ScalarNode:
@@ -294,7 +291,7 @@ func given(n *yaml.Node) string {
 		return "a list"
 	case yaml.AliasNode:
 		return "*" + n.Value
-	default: // a document is never a value
+	default: // documents are never values
 		return ""
 	}
 }

@@ -5,21 +5,20 @@ import (
 	"strings"
 )
 
-// Problem is one thing wrong in a configuration file.
+// Problem is one error in a configuration file.
 type Problem struct {
 	File string
-	// Line and Column count from 1; zero when they are not known.
+	// Line and Column count from 1; zero if unknown.
 	Line, Column int
-	// Key is the path of the key, such as "deviceClasses[0].medium"; empty when
-	// the file as a whole is meant.
+	// Key is a path such as "deviceClasses[0].medium"; empty for the whole file.
 	Key string
-	// Given is what the file says, empty when it says nothing.
+	// Given is the file's value, or empty.
 	Given string
-	// Reason says what is allowed, or why the given is not.
+	// Reason says what is wrong or allowed.
 	Reason string
 }
 
-// String is one line: file:line:column: key: given: reason.
+// String returns one line: file:line:column: key: given: reason.
 func (p Problem) String() string {
 	var b strings.Builder
 	b.WriteString(p.File)
@@ -37,11 +36,10 @@ func (p Problem) String() string {
 	return b.String()
 }
 
-// Problems are all things wrong in a file, in the order of the file. It is
-// never empty when returned as an error.
+// Problems are all errors in a file, in its order. As an error it is never empty.
 type Problems []Problem
 
-// Error is the first problem, on one line, and how many more there are.
+// Error returns the first problem, in one line, and the number of others.
 func (p Problems) Error() string {
 	if len(p) == 1 {
 		return p[0].String()

@@ -20,7 +20,7 @@ type schemaNode struct {
 	Pattern    string                 `json:"pattern"`
 }
 
-// problemsOf is what the parser says of a key of a file.
+// problemsOf returns the parser's reports about a key.
 func problemsOf(t *testing.T, file, key string) []string {
 	t.Helper()
 	_, err := Parse("f", []byte(file))
@@ -37,7 +37,7 @@ func problemsOf(t *testing.T, file, key string) []string {
 	return reasons
 }
 
-// in writes a value at the place that open and shut surround.
+// place surrounds a value with open and shut.
 type place struct {
 	open, shut string
 	key        string
@@ -63,8 +63,7 @@ func TestTheSchemaKnowsWhatTheParserKnows(t *testing.T) {
 	compare(t, &root, place{})
 }
 
-// compare holds a part of the schema against the parser: the keys, which of
-// them are required, and the words that are allowed.
+// compare checks the schema's keys, required keys and allowed words against the parser.
 func compare(t *testing.T, n *schemaNode, at place) {
 	t.Helper()
 	if n.Pattern != "" {

@@ -18,14 +18,14 @@ const (
 	// DefaultOverprovisioning is none: the pool can hold all of its volumes.
 	DefaultOverprovisioning = 100
 	maxOverprovisioning     = 10000
-	// DefaultThreshold is the percentage of a pool's data or metadata from
-	// which on it counts as filling up.
+	// DefaultThreshold is the percentage of data or metadata at which a pool counts as filling
+	// up.
 	DefaultThreshold = 80
-	// DefaultStep is by how much of its size a pool is extended.
+	// DefaultStep is the percentage by which a pool grows.
 	DefaultStep = 20
 
-	// MinChunk and MaxChunk are the kernel's bounds of a chunk (device-mapper's
-	// thin-provisioning.rst), in bytes.
+	// MinChunk and MaxChunk are the kernel's bounds of a chunk in bytes (device-mapper's
+	// thin-provisioning.rst).
 	MinChunk = 64 << 10
 	MaxChunk = 1 << 30
 
@@ -33,50 +33,48 @@ const (
 	maxPoolMetadata = 16 << 30
 )
 
-// ThinPool is the thin pool of a class in each of its volume groups.
+// ThinPool is a class' thin pool in each of its volume groups.
 type ThinPool struct {
 	// Pool is the logical volume's name.
 	Pool string
-	// Size is that of the data of a pool that is made: bytes, or percent of the
-	// volume group.
+	// Size is a new pool's data size: bytes, or percent of the volume group.
 	Size Amount
-	// MetadataSize is in bytes, or zero for what LVM would choose.
+	// MetadataSize is in bytes; zero leaves it to LVM.
 	MetadataSize int64
-	// ChunkSize is the unit of provisioning of a pool that is made, in bytes: a power of
-	// two from MinChunk to MaxChunk, or zero for one that suits the pool's size.
+	// ChunkSize is a new pool's unit of provisioning in bytes: a power of two from MinChunk to
+	// MaxChunk, or zero to choose by the pool's size.
 	ChunkSize int64
-	// Overprovisioning is by how much the volumes' sizes may in sum exceed the
-	// pool's: in hundredths, at least 100.
+	// Overprovisioning limits the sum of the volumes' sizes, in percent of the pool's: at
+	// least 100.
 	Overprovisioning int64
 	// DataThreshold and MetadataThreshold are percentages from 1 to 100.
 	DataThreshold, MetadataThreshold int64
-	// Layout is how the data of a pool that is made lies: Linear, Striped, RAID1 or RAID10;
-	// Measures are the layout's.
+	// Layout and Measures place the data of a new pool: Linear, Striped, RAID1 or RAID10.
 	Layout Layout
 	Measures
-	// AutoExtend is nil when the pool keeps its size.
+	// AutoExtend may be nil: then the pool keeps its size.
 	AutoExtend *AutoExtend
 }
 
-// AutoExtend says how a pool grows when a threshold is passed.
+// AutoExtend grows a pool that passes a threshold.
 type AutoExtend struct {
-	// Step is by how much the data grows: bytes, or percent of its size.
+	// Step is added to the data: bytes, or percent of its size.
 	Step Amount
-	// Limit is the most that the data may have: bytes, or percent of the volume
-	// group. Zero means whatever the group has, but for the class' reserve.
+	// Limit bounds the data: bytes, or percent of the volume group. Zero allows all of the
+	// group but the class' reserve.
 	Limit Amount
 }
 
-// Amount is a number of bytes, or a whole percentage of something.
+// Amount is a number of bytes, or a whole percentage.
 type Amount struct {
-	// Bytes is zero when Percent is given.
+	// Bytes is zero if Percent is given.
 	Bytes, Percent int64
 }
 
 // IsZero reports whether no amount was given.
 func (a Amount) IsZero() bool { return a == Amount{} }
 
-// Of is the amount in bytes where the whole has total bytes, rounded down.
+// Of returns the amount in bytes of a whole of total bytes, rounded down.
 func (a Amount) Of(total int64) int64 {
 	if a.Percent == 0 {
 		return a.Bytes
@@ -84,8 +82,8 @@ func (a Amount) Of(total int64) int64 {
 	return MulDiv(total, a.Percent, 100)
 }
 
-// MulDiv is a*b/c, rounded down, without overflow in between. None is negative,
-// c is at least 1, and the result must fit.
+// MulDiv returns a*b/c, rounded down, without intermediate overflow. Arguments must not be
+// negative, c must be positive, and the result must fit.
 func MulDiv(a, b, c int64) int64 {
 	high, low := bits.Mul64(uint64(a), uint64(b))
 	quotient, _ := bits.Div64(high, low, uint64(c))
@@ -104,7 +102,6 @@ var (
 	decimal  = regexp.MustCompile(`^([0-9]{1,3})(?:\.([0-9]{1,2}))?$`)
 )
 
-// thin reads a class' thin block.
 func (p *parser) thin(c *DeviceClass, key string, n *yaml.Node) {
 	t := &ThinPool{
 		Overprovisioning: DefaultOverprovisioning, DataThreshold: DefaultThreshold, MetadataThreshold: DefaultThreshold,
@@ -174,7 +171,6 @@ func (p *parser) thin(c *DeviceClass, key string, n *yaml.Node) {
 	c.Thin = t
 }
 
-// poolLayout reads how a pool lies.
 func (p *parser) poolLayout(c *DeviceClass, t *ThinPool, key string, n *yaml.Node) {
 	const prefix = "thin.layout."
 	at := func(k string, v *yaml.Node) {
@@ -203,7 +199,7 @@ func (p *parser) autoExtend(key string, n *yaml.Node) *AutoExtend {
 	return a
 }
 
-// amount reads bytes or a percentage, neither of which may be zero.
+// amount reads bytes or a percentage, not zero.
 func (p *parser) amount(key string, v *yaml.Node, maxPercent int64, whole string) Amount {
 	if n, ok := parsePercent(v); ok && n <= maxPercent {
 		return Amount{Percent: n}
@@ -215,8 +211,8 @@ func (p *parser) amount(key string, v *yaml.Node, maxPercent int64, whole string
 	return Amount{}
 }
 
-// checkThin sees to it that a class has a thin block exactly when it is thin,
-// and nothing that thin volumes cannot have.
+// checkThin requires a thin block if and only if the class is thin, and rejects keys that thin
+// volumes cannot have.
 func (p *parser) checkThin(c *DeviceClass, n *yaml.Node, path string) {
 	switch {
 	case c.Type != Thin && c.Thin != nil:
@@ -238,8 +234,7 @@ func (p *parser) checkThin(c *DeviceClass, n *yaml.Node, path string) {
 	}
 }
 
-// onePool refuses pools that two classes would share: each decides alone what
-// the pool may take.
+// onePool rejects a pool shared by two classes: each decides alone about the pool's use.
 func (p *parser) onePool(classes []DeviceClass) {
 	type place struct{ group, pool string }
 	first := map[place]int{}
@@ -260,7 +255,7 @@ func (p *parser) onePool(classes []DeviceClass) {
 	}
 }
 
-// reservedName reports whether LVM keeps a name for its own parts.
+// reservedName reports whether LVM reserves the name.
 func reservedName(s string) bool {
 	for _, part := range []string{"_tmeta", "_tdata", "_pmspare", "_rimage", "_rmeta", "_mimage", "_mlog", "_cdata", "_cmeta", "_corig", "_vorigin", "_vdata", "_imeta", "_iorig"} {
 		if strings.Contains(s, part) {

@@ -12,18 +12,18 @@ import (
 // MinLoopFile is the smallest loop file, in bytes.
 const MinLoopFile = 64 << 20
 
-// VolumeGroup is a volume group that lvmd makes and grows itself.
+// VolumeGroup is a volume group that lvmd makes and grows.
 type VolumeGroup struct {
 	// Name is unique in the file.
 	Name   string
 	Medium Medium
-	// Devices are alternatives: the group takes every device that one of them
-	// selects. It is empty when LoopFile is set, and else not.
+	// Devices are alternatives: the group takes every device that matches one. Exactly one of
+	// Devices and LoopFile is set.
 	Devices []DeviceSelector
-	// LoopFile is nil, or the file that stands in for a disk.
+	// LoopFile replaces a disk; it may be nil.
 	LoopFile *LoopFile
-	// AllowSignatures are paths of devices that are taken although there is
-	// something on them, which is destroyed.
+	// AllowSignatures are paths of devices to take despite their contents, which are
+	// destroyed.
 	AllowSignatures []string
 
 	file string
@@ -31,33 +31,32 @@ type VolumeGroup struct {
 	path string
 }
 
-// DeviceSelector selects block devices: those for which all of its conditions
-// hold. It has at least one.
+// DeviceSelector selects block devices that meet all of its conditions, at least one.
 type DeviceSelector struct {
 	// Path is a pattern for the device's path, or empty.
 	Path string
-	// ByID is a pattern for one of its names under /dev/disk/by-id, or empty.
+	// ByID is a pattern for a name under /dev/disk/by-id, or empty.
 	ByID string
-	// Model is a pattern for its model, or empty.
+	// Model is a pattern for the model, or empty.
 	Model string
-	// MinSize and MaxSize bound its size in bytes; zero means no bound.
+	// MinSize and MaxSize bound the size in bytes; zero means no bound.
 	MinSize, MaxSize int64
-	// Rotational is nil, or what the kernel must say of the device.
+	// Rotational is the kernel's flag, or nil for any.
 	Rotational *bool
 	// InstanceStore selects the local NVMe disks of cloud machines.
 	InstanceStore bool
 }
 
-// DeviceFilter chooses block devices: those that a selector of Allow selects, or all where
-// it is empty, without those that a selector of Deny selects.
+// DeviceFilter passes devices that Allow selects, or all if it is empty, except those that
+// Deny selects.
 type DeviceFilter struct {
 	Allow, Deny []DeviceSelector
 }
 
-// IsEmpty reports whether the filter lets all devices pass.
+// IsEmpty reports whether the filter passes all devices.
 func (f *DeviceFilter) IsEmpty() bool { return len(f.Allow) == 0 && len(f.Deny) == 0 }
 
-// LoopFile is a file that stands in for a disk.
+// LoopFile is a file used as a disk.
 type LoopFile struct {
 	// Path is absolute.
 	Path string
@@ -65,13 +64,12 @@ type LoopFile struct {
 	Size int64
 }
 
-// Problem is an error about the volume group, found later.
+// Problem reports the volume group after parsing.
 func (g *VolumeGroup) Problem(given, reason string) Problems {
 	return Problems{{File: g.file, Line: g.at.line, Column: g.at.column, Key: g.path, Given: given, Reason: reason}}
 }
 
-// Group returns what the configuration says of a volume group, or nil when
-// lvmd is to find it as it is.
+// Group returns the configuration of a volume group, or nil if lvmd does not make it.
 func (c *Config) Group(name string) *VolumeGroup {
 	for i := range c.VolumeGroups {
 		if c.VolumeGroups[i].Name == name {
@@ -253,7 +251,7 @@ func (p *parser) loopFile(key string, n *yaml.Node) *LoopFile {
 	return l
 }
 
-// groupUse sees to it that the groups are used by classes that they are fit for.
+// groupUse checks that each group has a class and suits its classes.
 func (p *parser) groupUse(c *Config) {
 	for i := range c.VolumeGroups {
 		g := &c.VolumeGroups[i]

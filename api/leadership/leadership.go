@@ -1,8 +1,5 @@
-// Package leadership is the number by which lvmd distinguishes the controller that leads
-// from one that led before: the calls of a leader carry it, as gRPC metadata.
-//
-// Callers: pkg/controller, which sends it; pkg/lvmd, which refuses what comes with an
-// older one than it has seen.
+// Package leadership numbers the controller's leaders. Calls carry the number as gRPC
+// metadata, and lvmd rejects calls with an older number than it has seen.
 package leadership
 
 import (
@@ -17,18 +14,18 @@ import (
 // Key is the metadata's key.
 const Key = "carve-leadership"
 
-// Leadership is one time of leading a cluster's controller.
+// Leadership is one term of a cluster's controller.
 type Leadership struct {
 	// Cluster is the id of the installation.
 	Cluster string `json:"cluster"`
-	// Lease is when the Lease was created, in seconds since 1970: one that is made
-	// again counts from the beginning.
+	// Lease is the creation time of the Lease in Unix seconds: a recreated Lease restarts
+	// Transitions.
 	Lease int64 `json:"lease"`
-	// Transitions is how often the Lease went over to another holder (leaseTransitions).
+	// Transitions is the Lease's leaseTransitions.
 	Transitions int64 `json:"transitions"`
 }
 
-// Before reports whether l is an earlier time of leading the same cluster than other.
+// Before reports whether l precedes other, for the same cluster.
 func (l Leadership) Before(other Leadership) bool {
 	if l.Lease != other.Lease {
 		return l.Lease < other.Lease
@@ -36,12 +33,12 @@ func (l Leadership) Before(other Leadership) bool {
 	return l.Transitions < other.Transitions
 }
 
-// String is how l is sent: LEASE.TRANSITIONS/CLUSTER.
+// String returns LEASE.TRANSITIONS/CLUSTER, as sent.
 func (l Leadership) String() string {
 	return fmt.Sprintf("%d.%d/%s", l.Lease, l.Transitions, l.Cluster)
 }
 
-// Parse reads what String writes.
+// Parse reads the format of String.
 func Parse(s string) (Leadership, error) {
 	number, cluster, _ := strings.Cut(s, "/")
 	lease, transitions, _ := strings.Cut(number, ".")
@@ -55,19 +52,18 @@ func Parse(s string) (Leadership, error) {
 	return l, nil
 }
 
-// With has the calls that are made with the context carry l.
+// With adds l to the outgoing calls of a context.
 func With(ctx context.Context, l Leadership) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, Key, l.String())
 }
 
-// During is ctx for a call of a leader whose own context is leading: the call carries
-// the leader's number, and ends when leading does. It is for callers whose context
-// comes from elsewhere. The returned function frees what During holds.
+// During returns ctx with the number and the end of a leader's context leading, for callers
+// with an independent ctx. The returned function releases its resources.
 func During(ctx, leading context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(leading, cancel)
 	if leading.Err() != nil {
-		cancel() // AfterFunc does it a moment later, when the call may be under way
+		cancel() // AfterFunc is asynchronous: the call might start first
 	}
 	if sent, ok := metadata.FromOutgoingContext(leading); ok {
 		for _, value := range sent.Get(Key) {
@@ -77,7 +73,7 @@ func During(ctx, leading context.Context) (context.Context, context.CancelFunc) 
 	return ctx, func() { stop(); cancel() }
 }
 
-// Of returns the leadership that a call carries, and false where it carries none.
+// Of returns an incoming call's leadership, or false if it has none.
 func Of(ctx context.Context) (Leadership, bool, error) {
 	values := metadata.ValueFromIncomingContext(ctx, Key)
 	if len(values) == 0 {

@@ -57,7 +57,7 @@ func TestWhatIsNoNumberIsRefused(t *testing.T) {
 	}
 }
 
-// received is what the other side has of a call that is made with the context.
+// received is the server's context of a call.
 func received(ctx context.Context) context.Context {
 	sent, _ := metadata.FromOutgoingContext(ctx)
 	return metadata.NewIncomingContext(context.Background(), sent)

@@ -1,16 +1,16 @@
 package names
 
-// ErrorReason describes one reason of lvmd's errors. The reference page
-// docs/reference/errors.md is generated from ErrorReasons.
+// ErrorReason describes a reason of lvmd's errors. docs/reference/errors.md is generated from
+// ErrorReasons.
 type ErrorReason struct {
-	// Reason is in the google.rpc.ErrorInfo of the error.
+	// Reason is the one in the error's google.rpc.ErrorInfo.
 	Reason string
-	// Code is the name of the gRPC status code that comes with it.
+	// Code is the name of the error's gRPC status code.
 	Code string
-	// Meaning says what was refused or failed. It is Markdown.
+	// Meaning is Markdown.
 	Meaning string
-	// Remedy says what to do. The controller appends it to a node's refusal where General
-	// says that it is right whatever was asked for.
+	// The controller appends Remedy to a node's rejection if it is General: right for any
+	// request.
 	Remedy  string
 	General bool
 }
