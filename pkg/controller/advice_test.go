@@ -164,7 +164,6 @@ func skewedBy(skew *atomic.Int64) harnessOption {
 	}
 }
 
-// touch changes a claim, so that the controller checks it.
 func (h *harness) touch(name string) {
 	h.t.Helper()
 	must.Get(h.client.CoreV1().PersistentVolumeClaims("default").Patch(context.Background(), name, types.MergePatchType,

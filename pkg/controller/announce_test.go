@@ -8,7 +8,6 @@ import (
 	"time"
 )
 
-// A leader limits concurrent announcements, and unresponsive nodes delay no other node.
 func TestANewLeaderAsksFewNodesAtATimeAndReachesEach(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const unresponsive = 2 * announcedAtOnce

@@ -52,8 +52,7 @@ func (c apiRequests) Observe(_ context.Context, verb string, template url.URL, _
 	}
 }
 
-// resourceOf returns the resource and subresource of a request. client-go has replaced the
-// names in the path by placeholders.
+// resourceOf expects client-go's placeholders for names in the path.
 func resourceOf(path string) string {
 	parts := strings.Split(strings.Trim(path, "/"), "/")
 	parts = slices.DeleteFunc(parts, func(p string) bool { return p == "{namespace}" || p == "{name}" })

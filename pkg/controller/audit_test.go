@@ -33,7 +33,6 @@ func (h *harness) stray(node *lvmdfake.Server, nodeName, uid, cluster string) {
 	})
 }
 
-// audit makes one pass without a grace period.
 func (h *harness) audit(remove bool) {
 	h.t.Helper()
 	h.leader()

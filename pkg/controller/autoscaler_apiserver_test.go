@@ -66,8 +66,7 @@ func TestTheAutoscalerRemovesANodeWhoseVolumesFitElsewhere(t *testing.T) {
 	for name, test := range map[string]struct {
 		class func(*storagev1.StorageClass)
 		// Free space of the other node when the node is marked; the Pod's volume has 100 MiB.
-		before, after int64
-		// Words of the simulation about the node, at first and in the end.
+		before, after    int64
 		unmarked, marked string
 	}{
 		"not with a pinned volume":                     {class: nil, before: gib, after: gib, unmarked: mayNot, marked: mayNot},
@@ -102,8 +101,6 @@ func (p *pool) template(name string) *v1.Node {
 	return &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{kindLabel: "four", v1.LabelHostname: name}}, Status: forPods()}
 }
 
-// add returns the number of nodes that the autoscaler would add, or the reason why a Pod fits
-// on none.
 func (p *pool) add(t *testing.T) string {
 	t.Helper()
 	node := p.template("template")
@@ -145,7 +142,6 @@ func (p *pool) scale(t *testing.T, replicas int) {
 	waittest.Until(t, "there are so many Pods", func() bool { return len(p.pods(t)) == replicas })
 }
 
-// drain removes a node as the autoscaler does, and waits until its volumes are gone.
 func (p *pool) drain(t *testing.T, node string) {
 	t.Helper()
 	must.Succeed(t, patchNode(p.client, node, `{"spec":{"unschedulable":true}}`))
@@ -159,7 +155,6 @@ func (p *pool) drain(t *testing.T, node string) {
 	p.net.Detach(node)
 }
 
-// The volumes of ten Pods fit on three nodes, those of three Pods on one.
 func TestTheAutoscalerAddsAndRemovesNodesForVolumes(t *testing.T) {
 	client := connectToAPIServer(t)
 	p := &pool{world: &world{client: client, nodes: map[string]*lvmdfake.Server{}, namespace: ours}}

@@ -17,7 +17,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// Creates fail on the node with more free space; then the other one is away.
 func TestTheSchedulerAvoidsANodeThatCannotProvision(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)

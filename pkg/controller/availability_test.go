@@ -21,12 +21,10 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// grace sets the time after which an unconnected node counts as away.
 func grace(d time.Duration) harnessOption {
 	return func(c *Controller) { c.core.available.Grace = d }
 }
 
-// backoff sets the first and the longest hold of a failing node.
 func backoff(d time.Duration) harnessOption {
 	return func(c *Controller) { c.core.available.Least, c.core.available.Most = d, d }
 }

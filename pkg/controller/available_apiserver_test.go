@@ -15,9 +15,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// The API server validates, with its PV controller and the shipped rights. The volume was made
-// available after its node rejected its deletion, and a claim then names it. Its Secret is in
-// the claim's namespace.
+// The node rejected the deletion of the volume, which was then made available, and a claim
+// names it. Its Secret is in the claim's namespace.
 func TestAnAvailableVolumeThatIsDeletedEndsOnARealServer(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)

@@ -18,7 +18,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// changeVolume writes as an administrator or the PV controller does.
 func (h *harness) changeVolume(name string, change func(*v1.PersistentVolume)) {
 	h.t.Helper()
 	pv := h.pv(name).DeepCopy()
@@ -26,8 +25,7 @@ func (h *harness) changeVolume(name string, change func(*v1.PersistentVolume)) {
 	must.Get(h.client.CoreV1().PersistentVolumes().Update(h.t.Context(), pv, metav1.UpdateOptions{}))(h.t)
 }
 
-// availableAndDeleted: an administrator made the volume available, then deleted it. The
-// finalizer keeps it.
+// The finalizer keeps the deleted volume.
 func availableAndDeleted(pv *v1.PersistentVolume) {
 	now := metav1.Now()
 	pv.Spec.ClaimRef, pv.Status.Phase, pv.DeletionTimestamp = nil, v1.VolumeAvailable, &now

@@ -23,7 +23,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// The test edits, deletes, replaces and adds objects; the controller restores each.
 func TestCapacityHealsItselfOnARealServer(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)
@@ -115,7 +114,6 @@ func TestCapacityHealsItselfOnARealServer(t *testing.T) {
 	}
 }
 
-// replaceDeployment recreates the Deployment that owns capacities, until the test ends.
 func replaceDeployment(t *testing.T, client kubernetes.Interface) *appsv1.Deployment {
 	t.Helper()
 	api := client.AppsV1().Deployments(ours)
@@ -144,7 +142,6 @@ func replaceDeployment(t *testing.T, client kubernetes.Interface) *appsv1.Deploy
 	return made
 }
 
-// Nothing is published for the class, and an Event on its claim gives the reason.
 func TestAClassThatNoNodeHasOnARealServer(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)

@@ -95,8 +95,7 @@ func TestCapacityHealsItself(t *testing.T) {
 	waittest.Until(h.t, "a stray object with our label is removed", func() bool { return h.capacities() == 1 && h.capacity("n1") != nil })
 }
 
-// The node whose object an earlier version made returns only later: at every moment it has an
-// object.
+// The node with the older object returns later: at every moment it has an object.
 func TestCapacityUnderAnotherNameIsRenamed(t *testing.T) {
 	h := newHarness(t)
 	h.class("carve", nil)
@@ -187,7 +186,6 @@ func TestCapacityIsKeptWhileANodeIsAwayAndGoesWithItsNodeObject(t *testing.T) {
 	h.run()
 	waittest.Until(h.t, "n1 is published", h.capacityIs("n1", gib))
 	h.cutOff("n1")
-	// While the node is away the object keeps its last known value.
 	edited := h.capacity("n1").DeepCopy()
 	if edited == nil {
 		t.Fatal("the capacity went with the connection")

@@ -19,7 +19,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// named renames a world's claim.
 func named(name string, change func(*v1.PersistentVolumeClaim)) func(*v1.PersistentVolumeClaim) {
 	return func(c *v1.PersistentVolumeClaim) {
 		if change != nil {
@@ -29,7 +28,6 @@ func named(name string, change func(*v1.PersistentVolumeClaim)) func(*v1.Persist
 	}
 }
 
-// With the rights of the controller's account; the API server enforces the finalizer.
 func TestASourceThatIsDeletedStaysUntilItsClonesAreMade(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)
@@ -83,7 +81,6 @@ func TestASourceThatIsDeletedStaysUntilItsClonesAreMade(t *testing.T) {
 	w.waitNothingLeft(t, clone)
 }
 
-// The Pod follows its claim to the source's node, whatever node the scheduler chose first.
 func TestTheSchedulerFollowsASourceToItsNode(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)

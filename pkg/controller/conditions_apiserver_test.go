@@ -20,7 +20,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// eventOn returns an Event of the reason on the object whose text contains all words, or nil.
 func (w *world) eventOn(t *testing.T, object metav1.Object, reason string, words ...string) *v1.Event {
 	t.Helper()
 	namespace := object.GetNamespace()
@@ -37,8 +36,6 @@ func (w *world) eventOn(t *testing.T, object metav1.Object, reason string, words
 	return nil
 }
 
-// Each condition that a node reports becomes an Event on its user's object, with the shipped
-// rights.
 func TestConditionsBecomeEventsOnARealServer(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)
@@ -109,7 +106,6 @@ func TestConditionsBecomeEventsOnARealServer(t *testing.T) {
 	w.waitNothingLeft(t, claim)
 }
 
-// unlabel removes the topology label and waits for the Event and the metric.
 func (w *world) unlabel(t *testing.T, c *Controller, a *audit.Auditor, node *v1.Node) {
 	t.Helper()
 	patch := `{"metadata":{"labels":{"` + names.TopologyNode + `":null}}}`

@@ -73,7 +73,6 @@ func with(types []string) []*lvmdv1.Condition {
 	return list
 }
 
-// reportClass waits until the controller knows.
 func (w *auditing) reportClass(bytes int64, conditions []*lvmdv1.Condition) {
 	w.t.Helper()
 	w.node.SetClass("local", bytes, conditions...)
@@ -84,7 +83,6 @@ func (w *auditing) reportClass(bytes int64, conditions []*lvmdv1.Condition) {
 	})
 }
 
-// Each new condition has an Event, even beside an older one, which has none.
 func TestAClassWhoseConditionsChange(t *testing.T) {
 	w := newAuditing(t, "")
 	step := func(what string, bytes int64, conditions []*lvmdv1.Condition, want ...string) {

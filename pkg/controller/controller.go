@@ -88,7 +88,6 @@ type Controller struct {
 	acting atomic.Pointer[acting]
 }
 
-// acting has the parts that only the leader runs.
 type acting struct {
 	provisioner *provision.Provisioner
 	deleter     *reclaim.Deleter
@@ -203,7 +202,6 @@ func (c *Controller) findClusterID(ctx context.Context) {
 	})
 }
 
-// agentsTimeout bounds the wait for the agents' addresses.
 const agentsTimeout = 10 * time.Second
 
 func (c *Controller) serveUplink(ctx context.Context, lis net.Listener, store *trust.Store) error {

@@ -34,7 +34,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// replica is a whole Controller, run as cmd/controller does.
 type replica struct {
 	c      *Controller
 	uplink string
@@ -116,7 +115,6 @@ func realisticClient(t *testing.T) *fake.Clientset {
 	return client
 }
 
-// connect runs a node's client against the replicas.
 func connect(t *testing.T, client *fake.Clientset, node string, lvmd *lvmdfake.Server, replicas ...*replica) {
 	t.Helper()
 	connectLogging(t, client, node, lvmd, slog.New(slog.DiscardHandler), replicas...)
@@ -131,7 +129,6 @@ func connectLogging(t *testing.T, client *fake.Clientset, node string, lvmd *lvm
 	}, log, replicas...)
 }
 
-// connectServing makes a server per replica.
 func connectServing(t *testing.T, client *fake.Clientset, node string, serve func() *grpc.Server, log *slog.Logger, replicas ...*replica) {
 	t.Helper()
 	ca := must.Get(client.CoreV1().ConfigMaps("carve-system").Get(t.Context(), trust.CAName, metav1.GetOptions{}))(t)
@@ -204,7 +201,6 @@ func TestANodeCannotSpeakForAnother(t *testing.T) {
 	if views := r.c.core.Fleet.Views(); r.c.core.Fleet.Connected() != 0 || len(views) != 0 {
 		t.Errorf("a token of n1 let n2 in: %v", views)
 	}
-	// The token is valid for its own node.
 	connect(t, client, "n1", lvmdfake.New("n1", lvmdfake.Class{Name: "local", Bytes: gib}), r)
 	waittest.Until(t, "n1 connects", func() bool { v, ok := r.c.core.Fleet.View("n1"); return ok && v.Connected })
 	if _, known := r.c.core.Fleet.View("n2"); known {

@@ -14,12 +14,10 @@ import (
 const (
 	// resourceLook is the interval while the API server lacks a resource: an upgrade may add
 	// it.
-	resourceLook = 30 * time.Second
-	// resourceRetry is the interval while it does not answer.
+	resourceLook  = 30 * time.Second
 	resourceRetry = time.Second
 )
 
-// awaitResource returns true once the API server has a resource, false when ctx is done.
 func awaitResource(ctx context.Context, server discovery.DiscoveryInterface, group schema.GroupVersion, name string, log *slog.Logger) bool {
 	for {
 		next := resourceLook

@@ -25,7 +25,6 @@ type restarted struct {
 	writes atomic.Int32 // of capacity objects and Nodes
 }
 
-// newRestarted publishes six nodes and waits until their grace period is over.
 func newRestarted(t *testing.T) *restarted {
 	t.Helper()
 	r := &restarted{}
@@ -68,7 +67,6 @@ func (r *restarted) logged(message string) int {
 	return len(r.log.Find(func(line logtest.Record) bool { return line.Message == message }))
 }
 
-// back connects nodes and waits until the publisher has checked them.
 func (r *restarted) back(nodes ...string) {
 	r.t.Helper()
 	for _, node := range nodes {

@@ -24,7 +24,6 @@ func encrypted(c *storagev1.StorageClass) {
 	c.Parameters = map[string]string{names.ParamEncryption: names.EncryptionEphemeral, names.ParamEncryptionDiscards: "true"}
 }
 
-// ofPod makes the claim belong to a Pod's generic ephemeral volume.
 func ofPod(c *v1.PersistentVolumeClaim) {
 	controller := true
 	c.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "pod", UID: "uid-pod", Controller: &controller}}
@@ -134,7 +133,6 @@ func TestDiscardsThatEncryptionKeepsBackAreAnEventOnTheClaim(t *testing.T) {
 	}
 }
 
-// empty makes a volume lose its data and waits until the controller knows.
 func (h *harness) empty(node *lvmdfake.Server, volume string, at time.Time) {
 	h.t.Helper()
 	node.Empty(volume, at)
@@ -144,7 +142,6 @@ func (h *harness) empty(node *lvmdfake.Server, volume string, at time.Time) {
 	})
 }
 
-// dataLossEvents returns the Events of one pass about lost data.
 func (h *harness) dataLossEvents(a *audit.Auditor) []string {
 	h.drain()
 	a.Pass(h.t.Context())

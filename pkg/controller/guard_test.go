@@ -21,7 +21,6 @@ func (h *harness) changeNode(name string, change func(*v1.Node)) {
 	must.Get(nodes.Update(h.t.Context(), node, metav1.UpdateOptions{}))(h.t)
 }
 
-// markToRemove acts as the Cluster Autoscaler does.
 func markToRemove(node *v1.Node) {
 	node.Spec.Taints = append(node.Spec.Taints, v1.Taint{Key: names.TaintScaleDownCandidate, Value: "1786925486", Effect: v1.TaintEffectPreferNoSchedule})
 }

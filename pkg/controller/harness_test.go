@@ -51,8 +51,7 @@ type harness struct {
 	stop   func()
 	// pvController is nil if the API server existed before.
 	pvController *pvcontrollerfake.PVController
-	// passed counts calls of passBy.
-	passed int
+	passed       int
 }
 
 type harnessOption func(*Controller)
@@ -123,7 +122,6 @@ func stampVersion(obj runtime.Object, version *atomic.Int64) {
 	}
 }
 
-// run lets the controller act until the test ends or stop is called.
 func (h *harness) run() {
 	ctx, cancel := context.WithCancel(context.Background())
 	h.c.all.Start(ctx.Done())
@@ -275,7 +273,6 @@ func (h *harness) volumes() int {
 	return len(list.Items)
 }
 
-// event waits for an Event that contains all parts.
 func (h *harness) event(parts ...string) {
 	h.t.Helper()
 	deadline := time.After(soon)
@@ -312,7 +309,6 @@ func (h *harness) warnings() []string {
 	return slices.DeleteFunc(h.unread(), func(e string) bool { return !strings.HasPrefix(e, v1.EventTypeWarning) })
 }
 
-// capacity returns the node's object for class "carve".
 func (h *harness) capacity(node string) *storagev1.CSIStorageCapacity {
 	key := capacity.Key{Node: node, Class: "carve"}
 	c, err := h.client.StorageV1().CSIStorageCapacities("carve-system").Get(context.Background(), key.ObjectName(), metav1.GetOptions{})
@@ -346,7 +342,6 @@ func (h *harness) leader() *acting {
 	return a
 }
 
-// newAuditor makes an auditor for manual passes.
 func newAuditor(c *core, remove bool, grace time.Duration, busy func(string) bool) *audit.Auditor {
 	return audit.New(c.Cluster, audit.Options{RemoveOrphans: remove, Grace: grace, Since: c.Now(), Busy: busy, Metrics: c.metrics.audit})
 }

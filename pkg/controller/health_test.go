@@ -24,7 +24,6 @@ func (h *harness) pod(name, node, claim string, phase v1.PodPhase) {
 	must.Get(h.client.CoreV1().Pods("default").Create(h.t.Context(), p, metav1.CreateOptions{}))(h.t)
 }
 
-// drain returns the Events since the last call.
 func (h *harness) drain() []string {
 	var events []string
 	for {
@@ -37,7 +36,6 @@ func (h *harness) drain() []string {
 	}
 }
 
-// setHealth waits until the controller knows, and returns the Events of one pass about health.
 func (w *auditing) setHealth(conditions, found []*lvmdv1.Condition) []string {
 	w.t.Helper()
 	var id string
@@ -65,7 +63,6 @@ func of(types ...string) []*lvmdv1.Condition {
 	return c
 }
 
-// wantEvents wants n Events that contain all words.
 func wantEvents(t *testing.T, what string, got []string, n int, words ...string) {
 	t.Helper()
 	if len(got) != n {

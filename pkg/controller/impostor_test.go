@@ -38,7 +38,6 @@ func newBound(t *testing.T) (h *harness, node, impostor *lvmdfake.Server) {
 	return h, node, impostor
 }
 
-// answersWith makes a node answer creates with id, except those of its holder.
 func answersWith(node *lvmdfake.Server, holder, id string) {
 	node.SetHooks(lvmdfake.Hooks{BeforeCreate: func(_ context.Context, r *lvmdv1.CreateVolumeRequest) error {
 		if r.GetName() != holder {

@@ -40,9 +40,8 @@ func TestALostAnswerIsAskedForAgain(t *testing.T) {
 	}
 }
 
-// The answer of a create is lost, and the scheduler chooses another node: the volume must be
-// gone from the first before the second is asked, and the PersistentVolume must name the
-// second.
+// The volume must be gone from the first node before the second is asked, and the
+// PersistentVolume must name the second.
 func TestAClaimThatMovesWhileACreateIsInFlightLeavesNothingBehind(t *testing.T) {
 	h := newHarness(t)
 	n1, n2 := h.node("n1", gib), h.node("n2", gib)
@@ -190,7 +189,6 @@ func TestAClaimThatSelectedANodeInAnEarlierRunIsInFlightThere(t *testing.T) {
 	}
 }
 
-// The leader asks connected nodes at once.
 func TestANewLeaderWaitsForNoNodeThatItCanAsk(t *testing.T) {
 	h := newHarness(t)
 	n1 := h.node("n1", gib)

@@ -15,7 +15,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// The policy is the one shipped with inline volumes.
 func TestInlineVolumesAreForNamespacesThatWereLetIn(t *testing.T) {
 	client := connectToAPIServer(t)
 	apply(t, client, "../../deploy/components/inline-volumes/policy.yaml")

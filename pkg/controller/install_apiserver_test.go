@@ -29,7 +29,7 @@ import (
 
 const ours = "carve-system"
 
-// apply creates a manifest's objects until the test ends, in our namespace if they name none.
+// apply creates a manifest's objects until the test ends.
 func apply(t *testing.T, client kubernetes.Interface, path string) {
 	t.Helper()
 	content := must.Get(os.ReadFile(path))(t)
@@ -94,8 +94,7 @@ func apply(t *testing.T, client kubernetes.Interface, path string) {
 	}
 }
 
-// servesSince reports whether the API server has a resource, and checks that against the minor
-// version of Kubernetes that introduced it.
+// servesSince also checks the minor version of Kubernetes that introduced the resource.
 func servesSince(t *testing.T, client kubernetes.Interface, minor uint, group schema.GroupVersion, resource string) bool {
 	t.Helper()
 	is := must.Get(version.ParseGeneric(must.Get(client.Discovery().ServerVersion())(t).GitVersion))(t)
@@ -106,19 +105,16 @@ func servesSince(t *testing.T, client kubernetes.Interface, minor uint, group sc
 	return has
 }
 
-// asController returns a client with the rights of the controller's account.
 func asController(t *testing.T) kubernetes.Interface {
 	t.Helper()
 	return asAccount(t, "carve-controller")
 }
 
-// asAccount returns a client with the rights of an account of our namespace and of groups.
 func asAccount(t *testing.T, name string, groups ...string) kubernetes.Interface {
 	t.Helper()
 	return must.Get(kubernetes.NewForConfig(apiServerAs(t, name, groups...)))(t)
 }
 
-// install makes our namespace with the shipped rights, and the CSIDriver.
 func install(t *testing.T, client kubernetes.Interface) {
 	t.Helper()
 	_, err := client.CoreV1().Namespaces().Create(t.Context(), &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ours}}, metav1.CreateOptions{})

@@ -50,8 +50,7 @@ type karpenter struct {
 	net     *uplinktest.Network
 	objects dynamic.Interface
 	// disk is the size of each node's volume group in bytes.
-	disk int64
-	// smallest is the node plugins' --smallest-volume.
+	disk     int64
 	smallest atomic.Int64
 	// asked counts rounds in which all kubelets asked for the number of volumes.
 	asked atomic.Int64
@@ -86,7 +85,6 @@ spec:
 	ofTheSet        = "app=db"
 )
 
-// withKarpenter runs Karpenter and a controller until the test ends.
 func withKarpenter(t *testing.T, class func(*storagev1.StorageClass), disk int64) *karpenter {
 	t.Helper()
 	k := &karpenter{world: &world{client: connectToAPIServer(t), namespace: ours, nodes: map[string]*lvmdfake.Server{}}, disk: disk,
@@ -101,7 +99,6 @@ func withKarpenter(t *testing.T, class func(*storagev1.StorageClass), disk int64
 	done := make(chan struct{})
 	t.Cleanup(func() { cancel(); <-done })
 	go func() { defer close(done); k.beKubelets(ctx, t) }()
-	// Of an earlier Karpenter.
 	must.Succeed(t, k.client.CoreV1().Events("default").DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}))
 	startKarpenter(t)
 	waittest.Succeeds(t, "there are Karpenter's objects", func() error {
@@ -148,7 +145,6 @@ func (k *karpenter) make(kind schema.GroupVersionResource, text string) error {
 	return err
 }
 
-// end removes the Pods and the nodes while Karpenter and the controller run.
 func (k *karpenter) end(t *testing.T) {
 	ctx := context.Background()
 	inBackground := metav1.DeletePropagationBackground
@@ -166,7 +162,6 @@ func (k *karpenter) end(t *testing.T) {
 	})
 }
 
-// logEvents logs Karpenter's Events if the test failed.
 func (k *karpenter) logEvents(t *testing.T) {
 	events, err := k.client.CoreV1().Events("default").List(context.Background(), metav1.ListOptions{})
 	if err != nil || !t.Failed() {
@@ -258,7 +253,7 @@ func (k *karpenter) runNode(ctx context.Context, node *v1.Node, lvmd localLVMD) 
 	return patchNode(k.client, node.Name, fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, names.TopologyNode, node.Name))
 }
 
-// most is the node plugin's answer to a kubelet that asks repeatedly.
+// most is the answer to a kubelet that asks repeatedly.
 func (k *karpenter) most(ctx context.Context, node string, lvmd localLVMD) (int32, error) {
 	log, metrics := slog.New(slog.DiscardHandler), driver.NewMetrics()
 	registration := driver.NewRegistration("/csi.sock", metrics, log)
@@ -312,7 +307,6 @@ func (k *karpenter) scale(t *testing.T, pods int) {
 	must.Get(k.client.AppsV1().ReplicaSets(ours).Patch(t.Context(), "db", types.StrategicMergePatchType, patch, metav1.PatchOptions{}))(t)
 }
 
-// running waits until number Pods run with their volumes, and returns them by node.
 func (k *karpenter) running(t *testing.T, number int) map[string][]v1.Pod {
 	t.Helper()
 	on, last := map[string][]v1.Pod{}, 0
@@ -364,13 +358,11 @@ func (k *karpenter) waiting(t *testing.T, number int) []v1.Pod {
 	return pods.Items
 }
 
-// says waits for an Event of Karpenter on one of the objects.
 func (k *karpenter) says(t *testing.T, reason, words string, objects ...string) {
 	t.Helper()
 	k.saysOrDrains(t, reason, words, nil, objects...)
 }
 
-// saysOrDrains also fails if Karpenter drains one of the nodes.
 func (k *karpenter) saysOrDrains(t *testing.T, reason, words string, nodes map[string][]v1.Pod, objects ...string) {
 	t.Helper()
 	waittest.Until(t, fmt.Sprintf("an Event %s on one of %v: …%s…", reason, objects, words), func() bool {
@@ -386,7 +378,6 @@ func (k *karpenter) saysOrDrains(t *testing.T, reason, words string, nodes map[s
 	})
 }
 
-// drainsNone fails if Karpenter drains or has removed one of the nodes.
 func (k *karpenter) drainsNone(t *testing.T, nodes map[string][]v1.Pod) {
 	t.Helper()
 	for name, pods := range nodes {
@@ -456,7 +447,6 @@ func TestKarpenterPlansEachNodeForAsManyPodsAsFit(t *testing.T) {
 	}
 }
 
-// twoNodes is a world of two nodes with a Pod each; Karpenter wants to remove one.
 func twoNodes(t *testing.T, class func(*storagev1.StorageClass), disk, smallest int64) (k *karpenter, pods map[string][]v1.Pod) {
 	t.Helper()
 	k = withKarpenter(t, class, disk)
@@ -481,7 +471,6 @@ func twoNodes(t *testing.T, class func(*storagev1.StorageClass), disk, smallest 
 	return k, pods
 }
 
-// drift makes nodes differ from the NodePool.
 const drift = `{"spec":{"template":{"metadata":{"labels":{"image":"new"}}}}}`
 
 func TestKarpenterMovesNoPinnedVolumes(t *testing.T) {

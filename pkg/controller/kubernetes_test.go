@@ -60,7 +60,6 @@ var (
 	newerAPIRow = regexp.MustCompile(`(?m)^\| ([A-Za-z]+) \| 1\.(\d+) \| \[?[a-z]`)
 )
 
-// usedAPIs calls f with each API that a program requests or a shipped object uses.
 func usedAPIs(t *testing.T, f func(where, api string)) {
 	t.Helper()
 	read := func(folder, extension string, each func(path, content string)) {

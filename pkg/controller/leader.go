@@ -22,8 +22,7 @@ const (
 	announcePeriod  = 10 * time.Second
 )
 
-// lead acts while this replica holds the lease. It releases the lease only after all that
-// acted has stopped.
+// lead releases the lease only after all that acted has stopped.
 func (c *Controller) lead(ctx context.Context) error {
 	if !cache.WaitForCacheSync(ctx.Done(), c.core.Synced) {
 		return nil
@@ -38,8 +37,8 @@ func (c *Controller) lead(ctx context.Context) error {
 // ones. So a replica that was paused while another took over cannot change anything.
 //
 // All nodes must hear of the new number before it acts, except after a release: then the
-// previous leader has stopped, and nodes have heard of it or a later one from earlier
-// announcements.
+// previous leader has stopped, and nodes were informed when an even earlier one might still
+// have acted.
 func (c *Controller) actUnderLease(ctx context.Context, released bool) error {
 	now, err := c.readLeadership(ctx)
 	if err != nil {
@@ -82,7 +81,6 @@ func (c *Controller) readLeadership(ctx context.Context) (leadership.Leadership,
 	}
 }
 
-// toInform returns the connected nodes.
 func (c *Controller) toInform() (nodes []string) {
 	for _, view := range c.core.Fleet.Views() {
 		if view.Connected {
@@ -104,7 +102,6 @@ func (c *Controller) announce(ctx context.Context, nodes []string) {
 	})
 }
 
-// announceTo returns when all nodes have been asked, or after announcePeriod.
 func announceTo(ctx context.Context, nodes []string, ask func(ctx context.Context, node string)) {
 	ctx, cancel := context.WithTimeout(ctx, announcePeriod)
 	defer cancel()
@@ -121,7 +118,6 @@ func announceTo(ctx context.Context, nodes []string, ask func(ctx context.Contex
 	_ = calls.Wait() // none fails
 }
 
-// act runs the leader's parts until ctx is done.
 func (c *Controller) act(ctx context.Context) error {
 	c.o.Log.Info("leading")
 	c.core.metrics.leading.Set(1)

@@ -29,7 +29,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// numberedCall is a call received by a node.
 type numberedCall struct {
 	method string
 	by     leadership.Leadership
@@ -37,7 +36,6 @@ type numberedCall struct {
 	numbered bool
 }
 
-// callRecorder records a node's calls with their leaders.
 type callRecorder struct {
 	mu    sync.Mutex
 	calls []numberedCall

@@ -45,7 +45,6 @@ type lease struct {
 	lostAt atomic.Pointer[time.Time]
 }
 
-// healthy returns an error if act still runs maxOverdue after the lease was lost.
 func (l *lease) healthy() error {
 	if lost := l.lostAt.Load(); lost != nil && time.Since(*lost) > maxOverdue {
 		return fmt.Errorf("lost lease %s %v ago, and has not stopped acting since", leaseName, time.Since(*lost).Round(time.Second))
@@ -193,12 +192,10 @@ const (
 	givenUp         // act will never be called
 )
 
-// begin reports whether to call act.
 func (c *candidacy) begin() bool {
 	return c.state.CompareAndSwap(undecided, begun)
 }
 
-// giveUp ends the candidacy unless act was called.
 func (c *candidacy) giveUp() {
 	if c.state.CompareAndSwap(undecided, givenUp) {
 		c.end()

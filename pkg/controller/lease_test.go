@@ -24,7 +24,6 @@ func contender(client kubernetes.Interface, name string) *lease {
 	return newLease(Options{Client: client, Namespace: "carve-system", Identity: name})
 }
 
-// holderOf returns the holder of the lease, or "".
 func holderOf(t *testing.T, client kubernetes.Interface) string {
 	t.Helper()
 	l := must.Get(client.CoordinationV1().Leases("carve-system").Get(t.Context(), leaseName, metav1.GetOptions{}))(t)
@@ -163,8 +162,7 @@ func TestAReplicaKnowsWhetherTheLeaseWasReleased(t *testing.T) {
 	}
 }
 
-// holds contends for the lease until the test ends or stop is called; acts is set while it
-// acts.
+// holds contends until the test ends or stop is called.
 func (l *lease) holds(t *testing.T) (acts *atomic.Bool, stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

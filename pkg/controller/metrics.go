@@ -17,7 +17,6 @@ import (
 	"github.com/carve-csi/carve/pkg/uplink"
 )
 
-// metrics have the prefix carve_controller_.
 type metrics struct {
 	provision *provision.Metrics
 	reclaim   *reclaim.Metrics
@@ -26,8 +25,7 @@ type metrics struct {
 	pin       *pin.Metrics
 	leading   prometheus.Gauge
 	// uninformed counts nodes that have yet to hear that this replica leads.
-	uninformed prometheus.Gauge
-	// made times calls to nodes.
+	uninformed       prometheus.Gauge
 	made             *csimetrics.Operations
 	uplinkRejections *prometheus.CounterVec
 }

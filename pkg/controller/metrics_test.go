@@ -16,7 +16,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// Each call is made to a node that answers and to one that is down.
 func TestEveryCallOfASidecarToANodeIsMeasuredAndNoOther(t *testing.T) {
 	h := newHarness(t)
 	node := h.thinNode("n1", 4*gib)
@@ -66,7 +65,7 @@ func TestEveryCallOfASidecarToANodeIsMeasuredAndNoOther(t *testing.T) {
 	}
 }
 
-// measured returns the number of calls by metric, method and code; metric is a prefix.
+// measured returns counts by metric, method and code; metric is a prefix.
 func measured(t *testing.T, h *harness, metric string) map[string]uint64 {
 	t.Helper()
 	counts := map[string]uint64{}

@@ -90,7 +90,6 @@ func TestOtherDisksWithTheRightsThatAreShipped(t *testing.T) {
 		t.Errorf("%d volumes were made on the other disks; on the old ones: %v", other.Creates(), w.nodes["n1"].Volumes())
 	}
 
-	// The old disks, which the controller has forgotten.
 	w.nodes["n1"].Restart("n1")
 	reboot(w.nodes["n1"])
 	waittest.Until(t, "the forgotten volume is removed", func() bool {

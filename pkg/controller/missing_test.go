@@ -20,7 +20,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// auditing has a node n1 that held the volume of claim c, and an auditor for manual passes.
+// auditing has a node n1 that held the volume of claim c.
 type auditing struct {
 	*harness
 	a    *audit.Auditor
@@ -43,7 +43,6 @@ func newAuditing(t *testing.T, policy string) *auditing {
 	return &auditing{harness: h, a: a, node: node}
 }
 
-// reboot connects n1 again with the given disks.
 func (w *auditing) reboot(disks *lvmdfake.Server) {
 	w.t.Helper()
 	w.net.Detach("n1")
@@ -55,7 +54,6 @@ func otherDisks() *lvmdfake.Server {
 	return lvmdfake.New("n1", lvmdfake.Class{Name: "local", Default: true, Bytes: gib})
 }
 
-// pass makes one pass and waits until the caches have its writes.
 func (w *auditing) pass() {
 	w.t.Helper()
 	w.a.Pass(w.t.Context())
@@ -196,7 +194,6 @@ func TestANodeWithOtherDisksTakesAlongTheClaimsWhoseClassSaysSo(t *testing.T) {
 		t.Error("the volume was made again by itself")
 	}
 
-	// Its old disks return.
 	w.node.Restart("n1")
 	w.reboot(w.node)
 	w.pass()

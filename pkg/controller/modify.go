@@ -86,7 +86,6 @@ type withClasses struct {
 
 func (w withClasses) Storage() storageinformers.Interface { return w.classes.Storage() }
 
-// volumeModifier changes volumes for the library.
 type volumeModifier struct {
 	*core
 	leading context.Context //nolint:containedctx // that of the library does not end with the leadership

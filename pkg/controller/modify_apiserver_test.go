@@ -26,7 +26,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// attributes makes a VolumeAttributesClass that limits written bytes per second.
 func attributes(t *testing.T, client kubernetes.Interface, name, writeBPS string) {
 	t.Helper()
 	class := &storagev1.VolumeAttributesClass{ObjectMeta: metav1.ObjectMeta{Name: name}, DriverName: names.Driver,
@@ -49,7 +48,6 @@ func (w *world) asks(t *testing.T, claim *v1.PersistentVolumeClaim, class string
 	}
 }
 
-// waitModified waits until the claim has the class and its volume the limit.
 func (w *world) waitModified(t *testing.T, claim *v1.PersistentVolumeClaim, class string, writeBPS uint64) {
 	t.Helper()
 	waittest.Succeeds(t, "the claim has class "+class, func() error {
@@ -82,8 +80,6 @@ func (w *world) waitRefused(t *testing.T, claim *v1.PersistentVolumeClaim, class
 	})
 }
 
-// Claims start with a class, change it, and return from unsupported ones. The API server
-// validates and enforces a quota.
 func TestVolumesFollowTheirVolumeAttributesClassWithTheRightsThatAreShipped(t *testing.T) {
 	client := connectToAPIServer(t)
 	if !servesSince(t, client, 34, storagev1.SchemeGroupVersion, cluster.VolumeAttributesClasses) {
@@ -175,8 +171,7 @@ func TestVolumesFollowTheirVolumeAttributesClassWithTheRightsThatAreShipped(t *t
 	must.Succeed(t, w.asks(t, waiting, "mistaken")) // without a quota
 }
 
-// doesWithoutAttributesClasses asks for a class on an API server before Kubernetes 1.34, which
-// drops the name: the limits of the StorageClass apply.
+// Before Kubernetes 1.34 the API server drops the name: the limits of the StorageClass apply.
 func doesWithoutAttributesClasses(t *testing.T, client kubernetes.Interface) {
 	t.Helper()
 	w := newWorld(t, client)

@@ -20,8 +20,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// The rights of the account and the component, with those for the start-up taint, must suffice
-// for the conditions of device classes and for nothing else.
+// The rights must suffice for the conditions and nothing else.
 func TestNodeConditionsWithTheRightsThatAreShipped(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)

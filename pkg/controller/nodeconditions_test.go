@@ -23,8 +23,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// nodeConditions returns a Node's conditions as TYPE=STATUS/REASON, and the one of class
-// local.
+// nodeConditions returns TYPE=STATUS/REASON of all, and the condition of class local.
 func (h *harness) nodeConditions(name string) (all []string, local v1.NodeCondition) {
 	h.t.Helper()
 	for _, c := range must.Get(h.client.CoreV1().Nodes().Get(h.t.Context(), name, metav1.GetOptions{}))(h.t).Status.Conditions {
@@ -37,7 +36,6 @@ func (h *harness) nodeConditions(name string) (all []string, local v1.NodeCondit
 	return all, local
 }
 
-// reportLocal waits until the controller knows.
 func (h *harness) reportLocal(node *lvmdfake.Server, bytes int64, conditions ...*lvmdv1.Condition) {
 	h.t.Helper()
 	(&auditing{harness: h, node: node}).reportClass(bytes, conditions)

@@ -20,9 +20,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// The node of a StatefulSet's Pod is lost, with the shipped rights and Kubernetes'
-// controllers. Pod and volume are recreated on the other node, and no finalizer keeps the
-// first ones.
 func TestWhatWasOnALostNodeRunsElsewhere(t *testing.T) {
 	for name, test := range map[string]struct {
 		ephemeral bool
@@ -134,8 +131,7 @@ func TestAPodThatWaitsForALostNodeRunsElsewhere(t *testing.T) {
 	}
 }
 
-// lose loses a node for good: by the taint node.kubernetes.io/out-of-service, or its Node
-// object.
+// taint selects node.kubernetes.io/out-of-service instead of deleting the Node object.
 func (w *world) lose(t *testing.T, c *Controller, net *uplinktest.Network, node string, taint bool) {
 	t.Helper()
 	net.Detach(node)
@@ -155,7 +151,6 @@ func (w *world) lose(t *testing.T, c *Controller, net *uplinktest.Network, node 
 	})
 }
 
-// endSet deletes the objects of startSet and waits until its claims first and second are gone.
 func (w *world) endSet(t *testing.T, ephemeral bool, first, second *v1.PersistentVolumeClaim) {
 	t.Helper()
 	must.Succeed(t, w.client.AppsV1().StatefulSets(ours).Delete(t.Context(), "db", metav1.DeleteOptions{}))

@@ -56,7 +56,6 @@ func (h *harness) cutOff(name string) {
 	waittest.Until(h.t, name+" is away", func() bool { v, _ := h.c.core.Fleet.View(name); return !v.Connected })
 }
 
-// losing are ways to lose a node for good.
 var losing = map[string]func(*harness, string){
 	"its Node object is deleted":                 func(h *harness, node string) { h.deleteNode(node) },
 	"an administrator says it is out of service": func(h *harness, node string) { h.taint(node, v1.TaintNodeOutOfService) },
@@ -95,8 +94,7 @@ func TestANodeThatIsLostLeavesOtherClaimsAndTheUserIsNotified(t *testing.T) {
 	waittest.Until(h.t, "volume is gone with its claim", func() bool { return h.volumes() == 0 })
 }
 
-// leftAlone is a period in which nothing on a node that is not lost may be abandoned: far
-// longer than the grace period for deleted Node objects.
+// leftAlone is far longer than the grace period for deleted Node objects.
 const leftAlone = 20 * cluster.NodeLossGrace
 
 // testClock is a controller's clock that the test advances, from stop on exclusively.
@@ -119,7 +117,6 @@ func (c *testClock) set(to *Controller) {
 	}
 }
 
-// addNodesToLose adds two nodes with a claim each, for loseNodes.
 func (h *harness) addNodesToLose() {
 	h.t.Helper()
 	class := h.class("given-up", recreate).Name
@@ -309,7 +306,6 @@ func TestAnEphemeralClaimOfALostNodeIsNotDeleted(t *testing.T) {
 	}
 }
 
-// pending adds a Pod without a node, with its own volume "scratch".
 func (h *harness) pending(name string, change func(*v1.Pod)) {
 	h.t.Helper()
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"}, Spec: v1.PodSpec{Volumes: []v1.Volume{inTemplate("scratch")}}}

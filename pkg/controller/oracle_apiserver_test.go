@@ -36,8 +36,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// observation is the state visible to users and Kubernetes, without differences between any
-// two runs.
+// observation omits differences between any two runs.
 type observation struct {
 	Claim    string // phase, or "gone"
 	Notes    map[string]string
@@ -96,7 +95,6 @@ func (w *world) observe(t *testing.T, claim *v1.PersistentVolumeClaim) observati
 	return out
 }
 
-// eventsOn returns the types and reasons of the provisioner's Events on an object.
 func (w *world) eventsOn(t *testing.T, namespace, name string) (found []string) {
 	t.Helper()
 	events := must.Get(w.client.CoreV1().Events(namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + name}))(t)
@@ -116,12 +114,10 @@ func noSecret(key, value string) bool {
 	return strings.HasPrefix(key, "volume.kubernetes.io/provisioner-deletion-secret-") && value == ""
 }
 
-// volumeOf returns the name of a claim's PersistentVolume and of its volume.
 func (w *world) volumeOf(claim *v1.PersistentVolumeClaim) string {
 	return cmp.Or(w.volume, spec.VolumeName(claim))
 }
 
-// note adds to the compared observation.
 func (w *world) note(format string, args ...any) {
 	w.notes = append(w.notes, fmt.Sprintf(format, args...))
 }
@@ -168,21 +164,19 @@ func (w *world) claim(t *testing.T, class, node string, change func(*v1.Persiste
 	return created
 }
 
-// get returns nil if the claim is gone.
 func (w *world) get(claim *v1.PersistentVolumeClaim) *v1.PersistentVolumeClaim {
 	return found(func() (*v1.PersistentVolumeClaim, error) {
 		return w.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Get(context.Background(), claim.Name, metav1.GetOptions{})
 	})
 }
 
-// pv returns nil if the PersistentVolume is gone.
 func (w *world) pv(claim *v1.PersistentVolumeClaim) *v1.PersistentVolume {
 	return found(func() (*v1.PersistentVolume, error) {
 		return w.client.CoreV1().PersistentVolumes().Get(context.Background(), w.volumeOf(claim), metav1.GetOptions{})
 	})
 }
 
-// found returns nil if the object does not exist, and repeats a read that fails otherwise.
+// found repeats a read that fails; it returns nil if the object does not exist.
 func found[T any](read func() (*T, error)) *T {
 	for deadline := time.Now().Add(waittest.Limit); ; time.Sleep(50 * time.Millisecond) {
 		now, err := read()
@@ -444,11 +438,8 @@ var scenarios = []scenario{
 	}},
 }
 
-// actors are compared, by name.
 type actors map[string]func(*testing.T, *world)
 
-// Each scenario runs with ours and with external-provisioner, whose PersistentVolumes are the
-// reference.
 func TestUsersSeeWhatTheUpstreamProvisionerWouldShowThem(t *testing.T) {
 	client := connectToAPIServer(t)
 	for i, s := range slices.Concat(scenarios, staticScenarios) {

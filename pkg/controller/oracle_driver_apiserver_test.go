@@ -21,8 +21,7 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// nodesDriver is a CSI driver for external-provisioner over fake lvmds, with only the checks
-// that the scenarios need.
+// nodesDriver has only the checks that the scenarios need.
 type nodesDriver struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer

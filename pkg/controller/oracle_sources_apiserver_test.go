@@ -45,11 +45,8 @@ type nothingMigrates struct {
 
 func (nothingMigrates) IsPVMigratable(*v1.PersistentVolume) bool { return false }
 
-// sidecarActs runs external-provisioner in the world until the test ends: the upstream library
-// with a driver that makes PersistentVolumes, reads topology and knows data sources, here a
-// nodesDriver.
-//
-// It needs its own process, as the library registers types with the scheme of all clients.
+// sidecarActs runs external-provisioner, the upstream library with a nodesDriver. It needs its
+// own process, as the library registers types with the scheme of all clients.
 func sidecarActs(t *testing.T, w *world) {
 	t.Helper()
 	for name := range w.nodes {
@@ -102,7 +99,6 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// runSidecar assembles external-provisioner as its main does.
 func runSidecar(ctx context.Context, socket string) error {
 	config, err := apiServer()
 	if err != nil {
@@ -168,7 +164,6 @@ func (w *world) guards(claim *v1.PersistentVolumeClaim) []string {
 	return slices.Sorted(slices.Values(now.Finalizers))
 }
 
-// noteProtection records the protection of a clone's source.
 func (w *world) noteProtection(t *testing.T, source *v1.PersistentVolumeClaim) {
 	t.Helper()
 	guards := w.guards(source)
@@ -201,13 +196,11 @@ func sized(size string, change func(*v1.PersistentVolumeClaim)) func(*v1.Persist
 	}
 }
 
-// refused waits for an Event that the claim is impossible.
 func (w *world) refused(t *testing.T, claim *v1.PersistentVolumeClaim) {
 	t.Helper()
 	waittest.Until(t, "the claim is refused", func() bool { return slices.Contains(w.observe(t, claim).Events, "Warning ProvisioningFailed") })
 }
 
-// sourceScenarios are about claims with data sources.
 var sourceScenarios = []scenario{
 	{name: "a larger clone", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
 		source := w.source(t)
@@ -273,7 +266,6 @@ var sourceScenarios = []scenario{
 	}},
 }
 
-// snapshot takes a snapshot of a claim and deletes the claim.
 func (w *world) snapshot(t *testing.T) {
 	t.Helper()
 	source := w.source(t)
@@ -297,7 +289,6 @@ func (w *world) waitNoSnapshot(t *testing.T) {
 	})
 }
 
-// snapshotScenarios are about restored claims.
 var snapshotScenarios = []scenario{
 	{name: "a larger restore, after which the snapshot is deleted", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
 		w.snapshot(t)
@@ -327,7 +318,6 @@ var snapshotScenarios = []scenario{
 	}},
 }
 
-// The scenarios of clones and restores run with ours and with external-provisioner.
 func TestUsersSeeOfSourcesWhatExternalProvisionerWouldShowThem(t *testing.T) {
 	client := connectToAPIServer(t)
 	both := actors{"ours": oursActs, "upstream": sidecarActs}

@@ -41,13 +41,11 @@ func (w *world) adopt(t *testing.T, policy v1.PersistentVolumeReclaimPolicy) *v1
 	return claim
 }
 
-// finalized waits for the finalizers that follow the binding of a volume under Delete.
 func (w *world) finalized(t *testing.T, claim *v1.PersistentVolumeClaim) {
 	t.Helper()
 	waittest.Until(t, "the volume has its finalizer", w.volumeIs(claim, hasFinalizer))
 }
 
-// staticScenarios are about volumes that an administrator made.
 var staticScenarios = []scenario{
 	{name: "an administrator's volume", run: func(t *testing.T, w *world) *v1.PersistentVolumeClaim {
 		claim := w.adopt(t, v1.PersistentVolumeReclaimDelete)

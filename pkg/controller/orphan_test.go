@@ -29,7 +29,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// refuseDeletes makes a node reject deletions with a reason; empty ends that.
+// An empty reason ends the rejections.
 func refuseDeletes(node *lvmdfake.Server, reason string) {
 	node.SetHooks(lvmdfake.Hooks{BeforeDelete: func(context.Context, *lvmdv1.DeleteVolumeRequest) error {
 		if reason == "" {
@@ -52,7 +52,6 @@ func (w *auditing) audited(want string) {
 	}
 }
 
-// orphanPass returns the Events of one pass about orphans.
 func (w *auditing) orphanPass() []string {
 	w.t.Helper()
 	w.drain()

@@ -23,8 +23,7 @@ func (h *harness) deployment(uid types.UID) {
 	must.Get(h.client.AppsV1().Deployments("carve-system").Create(h.t.Context(), d, metav1.CreateOptions{}))(h.t)
 }
 
-// ownedBy reports whether want capacities exist that belong to our Deployment of that UID, or
-// to none if uid is empty.
+// An empty uid stands for capacities without an owner.
 func (h *harness) ownedBy(uid types.UID, want int) func() bool {
 	return func() bool {
 		list, err := h.client.StorageV1().CSIStorageCapacities("carve-system").List(context.Background(), metav1.ListOptions{})
@@ -37,7 +36,6 @@ func (h *harness) ownedBy(uid types.UID, want int) func() bool {
 	}
 }
 
-// change edits a node's object as others may.
 func (h *harness) change(node string, f func(*storagev1.CSIStorageCapacity)) {
 	h.t.Helper()
 	api := h.client.StorageV1().CSIStorageCapacities("carve-system")

@@ -87,7 +87,6 @@ func movingIn(t *testing.T, class func(*storagev1.StorageClass), grace time.Dura
 	return w
 }
 
-// claimed waits until the claim of db-0 is bound.
 func (w *world) claimed(t *testing.T) (claim *v1.PersistentVolumeClaim, pod *v1.Pod, node string) {
 	t.Helper()
 	waittest.Until(t, "the claim is bound", func() bool {
@@ -109,7 +108,6 @@ func isPinned(node string) func(*v1.PersistentVolume) bool {
 	}
 }
 
-// takes sets the number of Pods of a node.
 func (w *world) takes(t *testing.T, node, pods string) {
 	t.Helper()
 	patch := fmt.Appendf(nil, `{"status":{"allocatable":{"pods":%q}}}`, pods)
@@ -207,8 +205,6 @@ func TestAPodThatNamesItsNodeHasAMovableVolumeThere(t *testing.T) {
 	w.endSet(t, true, claim, claim)
 }
 
-// A node is drained as by an autoscaler: it checks that the Pod fits on the other node, ends
-// the Pod, and removes the node.
 func TestAPodWithAMovableVolumeMoves(t *testing.T) {
 	w := moving(t, 0)
 	startSet(t, w.client, true)

@@ -24,8 +24,7 @@ func movable(c *storagev1.StorageClass) {
 	c.Parameters = map[string]string{names.ParamPodVolumes: names.PodVolumesMovable}
 }
 
-// ownedPod makes a Pod of a StatefulSet, with a generic ephemeral volume whose claim is
-// NAME-data.
+// ownedPod makes a StatefulSet's Pod with the ephemeral claim NAME-data.
 func (h *harness) ownedPod(name, node string) *v1.Pod {
 	h.t.Helper()
 	yes := true

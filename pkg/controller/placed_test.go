@@ -12,7 +12,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// placed adds a Pod that names its node.
 func (h *harness) placed(name, node string, phase v1.PodPhase, volumes ...v1.Volume) {
 	h.t.Helper()
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID("uid-" + name)},

@@ -32,7 +32,6 @@ type occupiedNode struct {
 	asked atomic.Int32
 }
 
-// occupiedNode returns a node that calls create for the named volume.
 func (h *harness) occupiedNode(name, volume string, create func() error) *occupiedNode {
 	o := &occupiedNode{h: h, node: name, held: &heldCalls{release: make(chan struct{})}}
 	wait := hold[*lvmdv1.CreateVolumeRequest](o.held)
@@ -49,7 +48,6 @@ func (h *harness) occupiedNode(name, volume string, create func() error) *occupi
 	return o
 }
 
-// fill returns when want creates are held.
 func (o *occupiedNode) fill(want int32) {
 	o.h.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())

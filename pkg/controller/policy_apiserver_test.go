@@ -27,8 +27,7 @@ import (
 
 const otherDriver = "other.example.com"
 
-// volumeOf describes a PersistentVolume of a driver, made by a provisioner unless madeBy is
-// empty.
+// An empty madeBy means that no provisioner made the volume.
 func volumeOf(name, driver, madeBy string) *v1.PersistentVolume {
 	pv := &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PersistentVolumeSpec{
 		AccessModes:                   []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
@@ -260,7 +259,6 @@ func TestControllerNamesOnlySecretsOfTheClaim(t *testing.T) {
 	}
 }
 
-// The user has all rights.
 func TestNodesHaveOnlyTheirOwnTopologyLabel(t *testing.T) {
 	client := connectToAPIServer(t)
 	create := func(name, label string, options metav1.CreateOptions) error {

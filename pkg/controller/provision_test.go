@@ -114,7 +114,6 @@ func TestAnEventFollowsASuccessThatAFailureWentBefore(t *testing.T) {
 	h.event("Normal ProvisioningSucceeded Successfully provisioned volume pvc-uid-c")
 }
 
-// countWrites counts write requests by verb and resource from now on.
 func (h *harness) countWrites() func() map[string]int {
 	var mu sync.Mutex
 	counts := map[string]int{}
@@ -137,7 +136,6 @@ func (h *harness) countWrites() func() map[string]int {
 	}
 }
 
-// The PV controller binds and releases at once; we count our writes for one volume's life.
 func TestWhatThePVControllerDoesInTimeIsNotWrittenTwice(t *testing.T) {
 	began, passed := time.Now(), atomic.Int64{}
 	h := newHarness(t, func(c *Controller) {
@@ -182,7 +180,6 @@ func TestWhatThePVControllerDoesInTimeIsNotWrittenTwice(t *testing.T) {
 	}
 }
 
-// idle waits until the leader works on no claim.
 func (h *harness) idle() {
 	h.t.Helper()
 	p := h.leader().provisioner

@@ -17,8 +17,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// knows waits until the controller has the volume in the node's report, and its
-// PersistentVolume.
 func (h *harness) knows(node, name string) {
 	h.t.Helper()
 	waittest.Until(h.t, "the controller knows "+name, func() bool {
@@ -28,7 +26,6 @@ func (h *harness) knows(node, name string) {
 	})
 }
 
-// An earlier leader made the volumes.
 func TestAVolumeWithoutAPersistentVolumeIsRemovedOnceItsClaimIsGone(t *testing.T) {
 	h := newHarness(t)
 	node, other := h.node("n1", 4*gib), h.node("n2", gib)
@@ -88,7 +85,6 @@ func TestAVolumeWithoutAPersistentVolumeIsRemovedOnceItsClaimIsGone(t *testing.T
 	}
 }
 
-// Each of two nodes waits until the other one is asked, too.
 func TestNodesNoteBesideEachOtherWhatIsKept(t *testing.T) {
 	h := newHarness(t)
 	h.class("carve", nil)

@@ -56,8 +56,6 @@ func (r *readiness) open(now time.Time) {
 	r.opened = now
 }
 
-// check returns an error while expected nodes have not reported. After the first success it
-// costs nothing.
 func (r *readiness) check(c *cluster.Cluster) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

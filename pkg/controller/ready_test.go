@@ -18,14 +18,12 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// standby does not lead: it watches the cluster, its uplink is open, and only the test
-// advances its clock.
+// standby does not lead, and only the test advances its clock.
 type standby struct {
 	*harness
 	now atomic.Int64 // nanoseconds after the uplink was opened
 }
 
-// newStandby publishes capacity of the given nodes, in two classes.
 func newStandby(t *testing.T, published ...string) *standby {
 	t.Helper()
 	s := &standby{harness: newHarness(t)}
@@ -48,7 +46,6 @@ func (s *standby) publish(name string, topology map[string]string) {
 	}, metav1.CreateOptions{}))(s.t)
 }
 
-// run watches the cluster and opens the uplink, until the test ends.
 func (s *standby) run() {
 	s.t.Helper()
 	stop := make(chan struct{})
@@ -72,7 +69,6 @@ func (s *standby) join(nodes ...string) {
 	}
 }
 
-// wantReady wants a ready replica, or an error that contains why.
 func (s *standby) wantReady(when, why string) {
 	s.t.Helper()
 	got := ""

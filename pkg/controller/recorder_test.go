@@ -15,7 +15,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// recorded returns the API server's Events of a reason on the named object.
 func (h *harness) recorded(name, reason string) (found []v1.Event) {
 	h.t.Helper()
 	for _, e := range must.Get(h.client.CoreV1().Events("").List(context.Background(), metav1.ListOptions{}))(h.t).Items {

@@ -47,7 +47,6 @@ func awaitLibraries() error {
 	return nil
 }
 
-// runResizer grows volumes by the upstream library until ctx is done.
 func runResizer(ctx context.Context, c *core, all informers.SharedInformerFactory) error {
 	volumes := all.Core().V1().PersistentVolumes().Informer().GetStore()
 	scoped := newScopedInformers(all, func(claim *v1.PersistentVolumeClaim) bool {
@@ -93,7 +92,6 @@ func resizeError(node string, err error) error {
 	return status.Error(code, message)
 }
 
-// volumeResizer grows volumes for the library.
 type volumeResizer struct {
 	*core
 	leading context.Context //nolint:containedctx // the library has no context to give

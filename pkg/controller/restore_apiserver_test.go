@@ -33,8 +33,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// plane is a test's own control plane: etcd, the API server, and the controllers of
-// PersistentVolumes.
+// plane is a test's own control plane.
 type plane struct {
 	t         *testing.T
 	dir       string
@@ -123,7 +122,6 @@ func (p *plane) start(components ...string) {
 	}
 }
 
-// end stops components in reverse order.
 func (p *plane) end(components ...string) {
 	for _, c := range slices.Backward(components) {
 		if command := p.running[c]; command != nil {
@@ -141,7 +139,6 @@ func (p *plane) backUp() {
 	p.start("etcd")
 }
 
-// restore returns etcd to its backup and restarts everything.
 func (p *plane) restore() {
 	p.t.Helper()
 	p.end(planeComponents...)
@@ -170,8 +167,6 @@ func refusesEarlierLeaders(node *lvmdfake.Server) {
 	}})
 }
 
-// Volumes are made and deleted after a backup, which is then restored: the nodes keep their
-// state, the objects return to the older one.
 func TestAClusterGoesBackToABackupOfEtcd(t *testing.T) {
 	p := newPlane(t)
 	w := newWorld(t, p.client)

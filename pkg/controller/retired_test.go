@@ -25,8 +25,6 @@ func (h *harness) withAgents(nodes ...string) {
 	waittest.Until(h.t, "the agents are known", h.c.agents.Synced)
 }
 
-// retired makes the minutely check, and reports whether nothing is published for a node and
-// none counts as cut off.
 func (h *harness) retired(node string) func() bool {
 	return func() bool {
 		h.c.forgetNodes(h.t.Context())

@@ -17,7 +17,6 @@ import (
 	"github.com/carve-csi/carve/pkg/must"
 )
 
-// manifest has the fields of shipped objects that these tests read.
 type manifest struct {
 	Kind     string
 	Metadata struct{ Name string }
@@ -32,7 +31,6 @@ type manifest struct {
 	}
 }
 
-// shipped calls f with each object in a folder's manifests.
 func shipped(t *testing.T, folder string, f func(path string, m *manifest)) {
 	t.Helper()
 	err := filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {

@@ -46,8 +46,7 @@ const (
 	schedulerAccount   = "carve-scheduler"
 )
 
-// runScheduler runs carve-scheduler until the test ends, with the component's configuration
-// and rights.
+// runScheduler uses the component's configuration and rights.
 func runScheduler(t *testing.T) {
 	t.Helper()
 	program := os.Getenv("CARVE_SCHEDULER")
@@ -84,15 +83,13 @@ func runScheduler(t *testing.T) {
 	})
 }
 
-// pathsResolved makes a configuration's paths independent of its location.
 func pathsResolved(t *testing.T, config *clientcmdapi.Config) *clientcmdapi.Config {
 	t.Helper()
 	must.Succeed(t, clientcmd.ResolveLocalPaths(config))
 	return config
 }
 
-// runPod makes a Pod with claims, and an ephemeral volume if class is not empty, until the
-// test ends.
+// An empty class means no ephemeral volume.
 func (w *world) runPod(t *testing.T, scheduler, name, class string, claims ...string) {
 	t.Helper()
 	spec, _ := scheduledPod(class != "")
@@ -121,7 +118,6 @@ func (w *world) nodeOf(t *testing.T, pod string) string {
 	return must.Get(w.client.CoreV1().Pods(w.namespace).Get(t.Context(), pod, metav1.GetOptions{}))(t).Spec.NodeName
 }
 
-// isPlaced waits until a Pod has its node, and fails unless the claims are bound there.
 func (w *world) isPlaced(t *testing.T, pod string, claims ...string) (node string) {
 	t.Helper()
 	waittest.Until(t, "Pod "+pod+" has a node", func() bool { node = w.nodeOf(t, pod); return node != "" })
@@ -139,7 +135,6 @@ func (w *world) isPlaced(t *testing.T, pod string, claims ...string) (node strin
 	return node
 }
 
-// named makes a claim until the test ends.
 func (w *world) named(t *testing.T, name, class string, change func(*v1.PersistentVolumeClaim)) {
 	t.Helper()
 	w.claim(t, class, "", func(c *v1.PersistentVolumeClaim) {
@@ -171,7 +166,6 @@ func (w *world) static(t *testing.T, name, class string, change func(*v1.Persist
 	})
 }
 
-// schedulerWorld has Carve and carve-scheduler installed and running, and a class.
 func schedulerWorld(t *testing.T, change func(*storagev1.StorageClass), changes ...harnessOption) (w *world, class string) {
 	t.Helper()
 	client := connectToAPIServer(t)
@@ -194,7 +188,6 @@ func installScheduler(t *testing.T, client kubernetes.Interface) {
 	apply(t, client, schedulerComponent+"policy.yaml")
 }
 
-// waits waits until the scheduler reports message about a Pod without a node.
 func (w *world) waits(t *testing.T, pod, message string) {
 	t.Helper()
 	waittest.Until(t, "Pod "+pod+" waits: "+message, func() bool {
@@ -205,8 +198,7 @@ func (w *world) waits(t *testing.T, pod, message string) {
 	})
 }
 
-// refuseVolumes makes all nodes reject volumes as if they were away, and counts that, until
-// noHooks.
+// refuseVolumes acts as if all nodes were away, until noHooks.
 func (w *world) refuseVolumes() *atomic.Int32 {
 	refused := new(atomic.Int32)
 	for _, node := range w.nodes {
@@ -218,7 +210,6 @@ func (w *world) refuseVolumes() *atomic.Int32 {
 	return refused
 }
 
-// The Pods have all kinds of volumes.
 func TestCarveSchedulerStartsPodsWithTheirVolumes(t *testing.T) {
 	w, class := schedulerWorld(t, nil)
 	t.Run("an ephemeral volume", func(t *testing.T) {
@@ -290,7 +281,6 @@ func TestCarveSchedulerStartsPodsWithTheirVolumes(t *testing.T) {
 			claim = must.Get(w.client.CoreV1().PersistentVolumeClaims(ours).Get(t.Context(), "others", metav1.GetOptions{}))(t)
 			return claim.Annotations[volume.AnnSelectedNode] != "" && claim.Annotations[volume.AnnStorageProvisioner] == otherDriver
 		})
-		// One of our own later Pods is placed.
 		w.runPod(t, carveScheduler, "after-others", class)
 		w.isPlaced(t, "after-others", "after-others-data")
 		if node := w.nodeOf(t, "others"); node != "" {
@@ -398,7 +388,6 @@ func TestCarveSchedulerStartsPodsWithTheirVolumes(t *testing.T) {
 	})
 }
 
-// Both nodes can take each Pod.
 func TestCarveSchedulerFollowsThePlacement(t *testing.T) {
 	w, _ := schedulerWorld(t, nil)
 	w.nodes["n2"].Resize("local", 2*gib)
@@ -444,7 +433,6 @@ func TestCarveSchedulerFollowsThePlacement(t *testing.T) {
 	})
 }
 
-// Either of two claims fits on n1, both do not.
 func TestCarveSchedulerComparesTheSumOfAPodsClaims(t *testing.T) {
 	w, class := schedulerWorld(t, nil)
 	for _, name := range []string{"first", "second"} {

@@ -65,7 +65,6 @@ func TestSchedulerHasUpstreamsRights(t *testing.T) {
 	}
 }
 
-// The test tries what the component's rights allow and its policies deny.
 func TestOurSchedulerMayWriteOnlyWhatItHasTo(t *testing.T) {
 	client := connectToAPIServer(t)
 	install(t, client)
@@ -258,7 +257,6 @@ func TestOurSchedulerMayWriteOnlyWhatItHasTo(t *testing.T) {
 	}
 }
 
-// With the component's policy.
 func TestNamespacesOptInToOurScheduler(t *testing.T) {
 	client := connectToAPIServer(t)
 	if !servesSince(t, client, 36, admissionv1.SchemeGroupVersion, "mutatingadmissionpolicies") {

@@ -44,7 +44,6 @@ func newScopedInformers(all informers.SharedInformerFactory, waits func(*v1.Pers
 	return &scopedInformers{SharedInformerFactory: all, waits: waits}
 }
 
-// release removes every handler added through s.
 func (s *scopedInformers) release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -70,7 +69,6 @@ func (s *scopedInformers) resync(ctx context.Context, period time.Duration, clai
 	}
 }
 
-// again shows an unchanged claim to the library.
 func (s *scopedInformers) again(claim *v1.PersistentVolumeClaim) {
 	s.mu.Lock()
 	handlers := slices.Clone(s.handlers)
@@ -196,7 +194,6 @@ func (o *ownWrites) GetByKey(key string) (obj any, exists bool, err error) {
 	return obj, exists, err
 }
 
-// isOlder reports whether one is an earlier version of other.
 func isOlder(one, other any) bool {
 	a, errA := meta.Accessor(one)
 	b, errB := meta.Accessor(other)

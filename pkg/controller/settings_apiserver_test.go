@@ -69,7 +69,6 @@ func leaveForAFileSystem(t *testing.T, scheduler string, act func(*world, Option
 		return w.eventOn(t, claim, "ProvisioningFailed", "node n1: disks with sectors of 4096 bytes", "the scheduler is asked for another node") != nil
 	})
 
-	// The node serves all other classes.
 	waittest.Until(t, "another StorageClass has all of n1", published("n1", other, gib))
 	plain := w.claim(t, other, "n1", named("plain", nil))
 	w.waitBound(t, plain)

@@ -14,7 +14,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// refuseFormats makes a node reject file systems while the switch is on.
 func (h *harness) refuseFormats(node string) (refuses func(bool)) {
 	h.t.Helper()
 	return failCreates(h.node(node, gib), codes.InvalidArgument, names.ReasonFormatRefused).Store
@@ -48,7 +47,6 @@ func TestAClaimLeavesANodeWhoseDisksCannotHaveItsFileSystem(t *testing.T) {
 	}
 }
 
-// Retries back off until a success.
 func TestANodeIsTriedAgainForAStorageClassThatItRefused(t *testing.T) {
 	h := newHarness(t, backoff(time.Millisecond))
 	refuses := h.refuseFormats("n1")
@@ -67,7 +65,6 @@ func TestANodeIsTriedAgainForAStorageClassThatItRefused(t *testing.T) {
 	waittest.Until(t, "the claim is bound", h.bound("d"))
 }
 
-// The claim stays on the last node with an Event, and gets its volume as soon as possible.
 func TestAClaimWhoseFileSystemNoNodeCanHaveStays(t *testing.T) {
 	h := newHarness(t, backoff(time.Hour))
 	h.refuseFormats("n1")
@@ -105,7 +102,6 @@ func TestAClaimWhoseFileSystemNoNodeCanHaveStays(t *testing.T) {
 	}
 }
 
-// No scheduler is involved.
 func TestAClaimThatBindsAtOnceTriesAnotherNodeForItsFileSystem(t *testing.T) {
 	h := newHarness(t)
 	h.node("n2", gib)

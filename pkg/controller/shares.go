@@ -23,14 +23,12 @@ type shares struct {
 	waiting map[string]map[string]attempts // by node, then by namespace
 }
 
-// attempts are the times of a namespace's rejections.
 type attempts struct{ first, last time.Time }
 
 // waitsFor is the time after which a rejected namespace no longer waits: twice the longest
 // backoff of a library.
 const waitsFor = 2 * time.Minute
 
-// target is a node, a namespace, or a namespace on a node.
 type target struct{ node, namespace string }
 
 // all stands for any node or any namespace; neither can have that name.

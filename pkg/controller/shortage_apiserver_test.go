@@ -29,7 +29,6 @@ type placements struct {
 	chosen map[string]map[string]int // by claim and node
 }
 
-// watchPlacements counts until the test ends.
 func watchPlacements(t *testing.T, client kubernetes.Interface) *placements {
 	t.Helper()
 	claims := client.CoreV1().PersistentVolumeClaims(ours)
@@ -69,7 +68,7 @@ func watchPlacements(t *testing.T, client kubernetes.Interface) *placements {
 	return p
 }
 
-// most returns the largest number of choices of a node for one claim.
+// most returns the maximum over claims.
 func (p *placements) most(node string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -80,8 +79,7 @@ func (p *placements) most(node string) int {
 	return most
 }
 
-// The real scheduler places two claims one by one: it chooses a node where not both fit only
-// once.
+// The scheduler may choose the node where not both claims fit only once.
 func TestAPodWhoseClaimsDoNotFitTogetherComesToAnotherNode(t *testing.T) {
 	t.Run("claims that come with the Pod", func(t *testing.T) { testClaimsThatDoNotFitTogether(t, "pair", true) })
 	t.Run("claims made by hand", func(t *testing.T) { testClaimsThatDoNotFitTogether(t, "twins", false) })

@@ -26,7 +26,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// ofWeb makes a claim of the given size Pod web's.
 func ofWeb(size string) func(*v1.PersistentVolumeClaim) {
 	return func(c *v1.PersistentVolumeClaim) {
 		yes := true
@@ -51,7 +50,6 @@ func byName(claim string) v1.Volume {
 	return v1.Volume{Name: claim, VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}}
 }
 
-// unscheduled adds a Pod without a node.
 func (h *harness) unscheduled(name string, volumes ...v1.Volume) {
 	h.t.Helper()
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID("uid-" + name)}, Spec: v1.PodSpec{Volumes: volumes}}
@@ -154,7 +152,6 @@ func (h *harness) mirrors(name string, bytes int64) *lvmdfake.Server {
 	return s
 }
 
-// published returns the largest volume offered for a StorageClass on a node, or nil.
 func (h *harness) published(node, class string) *resource.Quantity {
 	c, err := h.client.StorageV1().CSIStorageCapacities("carve-system").Get(h.t.Context(), capacity.Key{Node: node, Class: class}.ObjectName(), metav1.GetOptions{})
 	if err != nil {

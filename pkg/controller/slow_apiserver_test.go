@@ -17,8 +17,7 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// As many nodes as the library has workers hold the calls for one namespace: first snapshots,
-// then deletions.
+// As many nodes as the library has workers hold the calls for one namespace.
 func TestSnapshotsOfOneNamespaceThatHangHoldUpNoOthersOnARealServer(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)

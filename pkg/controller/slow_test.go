@@ -26,13 +26,11 @@ const (
 	more = 3 * few
 )
 
-// heldCalls counts calls and holds them until release is closed.
 type heldCalls struct {
 	count   atomic.Int32
 	release chan struct{}
 }
 
-// hold returns a hook for calls of one kind.
 func hold[R any](h *heldCalls) func(context.Context, R) error {
 	return func(ctx context.Context, _ R) error {
 		h.count.Add(1)
@@ -45,7 +43,6 @@ func hold[R any](h *heldCalls) func(context.Context, R) error {
 	}
 }
 
-// placed is a claim with its node.
 type placed struct{ namespace, name, node string }
 
 // slowSides return the slow claim i: on one node from many namespaces, or of one namespace on
@@ -55,8 +52,7 @@ var slowSides = map[string]func(i int) placed{
 	"a namespace": func(i int) placed { return placed{"tenant", fmt.Sprintf("slow-%d", i), fmt.Sprintf("slow-%d", i)} },
 }
 
-// contention is a controller with fewer workers than held calls. Calls for the quick claim,
-// with its own node and namespace, are not held.
+// contention has fewer workers than held calls. Calls for the quick claim are not held.
 type contention struct {
 	*harness
 	held  *heldCalls
@@ -65,7 +61,6 @@ type contention struct {
 	nodes map[string]*lvmdfake.Server
 }
 
-// whileOneIsSlow runs a test for each of slowSides, with hooks on the slow claims' nodes.
 func whileOneIsSlow(t *testing.T, hooks func(*heldCalls) lvmdfake.Hooks, test func(*testing.T, *contention)) {
 	for name, side := range slowSides {
 		t.Run(name, func(t *testing.T) {
@@ -94,8 +89,7 @@ func (c *contention) make(claim placed) {
 	c.claim(claim.name, claim.node, func(p *v1.PersistentVolumeClaim) { p.Namespace = claim.namespace })
 }
 
-// makeAll makes all claims, and waits until they are bound and the controller's cache has
-// their volumes, maybe later.
+// The controller's cache may get the volumes after the claims are bound.
 func (c *contention) makeAll() {
 	c.t.Helper()
 	for _, claim := range append(c.slow, c.quick) {
@@ -120,7 +114,6 @@ func (c *contention) delete(claim placed) {
 	must.Succeed(c.t, c.client.CoreV1().PersistentVolumeClaims(claim.namespace).Delete(c.t.Context(), claim.name, metav1.DeleteOptions{}))
 }
 
-// volume returns nil before the claim has one.
 func (c *contention) volume(claim placed) *lvmdv1.Volume {
 	return c.nodes[claim.node].Volumes()["pvc-uid-"+claim.name]
 }
@@ -184,8 +177,7 @@ func TestGrowthThatHangsHoldsUpNoOther(t *testing.T) {
 // calls; each side gets one of the workers.
 func TestSnapshotsAndModificationsThatHangTakeAShareOfTheWorkers(t *testing.T) {
 	for what, test := range map[string]struct {
-		hooks func(*heldCalls) lvmdfake.Hooks
-		// prepare returns the call after making its objects.
+		hooks   func(*heldCalls) lvmdfake.Hooks
 		prepare func(*contention) (call func(context.Context, placed) error)
 	}{
 		"snapshots": {
@@ -250,7 +242,6 @@ func TestSnapshotsAndModificationsThatHangTakeAShareOfTheWorkers(t *testing.T) {
 	}
 }
 
-// snapshot acts as the library does, and returns the handle.
 func (c *contention) snapshot(ctx context.Context, library *volumeSnapshotter, of placed) (handle string, err error) {
 	_, handle, _, _, _, err = library.CreateSnapshot(ctx, "snapshot-"+of.name, c.volume(of).GetId(), map[string]string{
 		utils.PrefixedVolumeSnapshotNameKey: of.name, utils.PrefixedVolumeSnapshotNamespaceKey: of.namespace}, nil)

@@ -69,7 +69,6 @@ func (c *Controller) runSnapshotter(ctx context.Context) error {
 	return nil
 }
 
-// volumeSnapshotter serves single snapshots to the library.
 type volumeSnapshotter struct {
 	*core
 	leading context.Context //nolint:containedctx // the library's contexts know nothing of leading
@@ -172,7 +171,6 @@ func (v *volumeSnapshotter) GetSnapshotStatus(ctx context.Context, handle string
 	return found.GetReady(), found.GetCreatedAt().AsTime(), found.GetSizeBytes(), "", nil
 }
 
-// isLost reports whether a call failed because its node is not connected and lost for good.
 func (v *volumeSnapshotter) isLost(ctx context.Context, node string, err error) bool {
 	if !fleet.IsNotConnected(err) {
 		return false

@@ -42,7 +42,6 @@ import (
 
 const snapshotClass = "carve"
 
-// takeSnapshot takes snapshot "s" of claim "source".
 func takeSnapshot(t *testing.T, snapshots snapshotclientv1.VolumeSnapshotInterface) {
 	t.Helper()
 	askForSnapshot(t, snapshots, "s", "source")
@@ -65,8 +64,7 @@ func waitSnapshot(t *testing.T, snapshots snapshotclientv1.VolumeSnapshotInterfa
 	})
 }
 
-// installSnapshots installs what a cluster must have itself: the definitions of snapshots from
-// their module, their controller, and a class.
+// installSnapshots installs what a cluster must have itself.
 func installSnapshots(t *testing.T, admin kubernetes.Interface) *rest.Config {
 	t.Helper()
 	config := must.Get(apiServer())(t)
@@ -116,8 +114,6 @@ func installSnapshots(t *testing.T, admin kubernetes.Interface) *rest.Config {
 	return config
 }
 
-// mayNotWriteOthersContents checks that the controller can neither change nor take over
-// another driver's contents.
 func mayNotWriteOthersContents(t *testing.T, admin, limited snapshotclientv1.SnapshotV1Interface) {
 	t.Helper()
 	handle := "handle"
@@ -153,7 +149,6 @@ func mayNotWriteOthersContents(t *testing.T, admin, limited snapshotclientv1.Sna
 	})
 }
 
-// A snapshot is taken, its source deleted, the snapshot restored and deleted.
 func TestSnapshotsWithTheRightsThatAreShipped(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)

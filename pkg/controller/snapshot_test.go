@@ -38,7 +38,6 @@ func restoreOf(snapshot string) func(*v1.PersistentVolumeClaim) {
 	}
 }
 
-// thinNode adds a node whose only class supports snapshots.
 func (h *harness) thinNode(name string, bytes int64) *lvmdfake.Server {
 	h.t.Helper()
 	h.node(name, 0)
@@ -49,7 +48,6 @@ func (h *harness) thinNode(name string, bytes int64) *lvmdfake.Server {
 
 func noContents() cache.Indexer { return cache.NewIndexer(cache.MetaNamespaceKeyFunc, byHandle()) }
 
-// waitNamed waits until the controller knows the volume's PersistentVolume.
 func (h *harness) waitNamed(volume string) {
 	h.t.Helper()
 	waittest.Until(h.t, "the PersistentVolume is seen", func() bool { _, known := h.c.core.NodeOfVolume(volume); return known })

@@ -29,7 +29,7 @@ func hasTaint(client kubernetes.Interface, name string) bool {
 	return err == nil && slices.ContainsFunc(node.Spec.Taints, func(t v1.Taint) bool { return t.Key != "example.com/other" })
 }
 
-// The rights of the account and the component must suffice for the taint and for nothing else.
+// The rights must suffice for the taint and nothing else.
 func TestStartupTaintWithTheRightsThatAreShipped(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)

@@ -32,8 +32,8 @@ func loggedTo(log *logtest.Recorder) harnessOption {
 	return func(c *Controller) { c.core.Log = log.Logger() }
 }
 
-// newNode adds a Node as a provisioner of clusters would: tainted, and without the label that
-// the kubelet sets when the node plugin registers.
+// newNode adds a tainted Node without the label that the kubelet sets when the node plugin
+// registers.
 func (h *harness) newNode(name string) {
 	h.t.Helper()
 	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid-node"}, Spec: v1.NodeSpec{Taints: []v1.Taint{
@@ -46,7 +46,7 @@ func (h *harness) newNode(name string) {
 	must.Get(h.client.CoreV1().Nodes().Create(h.t.Context(), node, metav1.CreateOptions{}))(h.t)
 }
 
-// registered acts as the kubelet when the node plugin registers.
+// registered acts as the kubelet does.
 func (h *harness) registered(name string) {
 	h.t.Helper()
 	node := must.Get(h.client.CoreV1().Nodes().Get(h.t.Context(), name, metav1.GetOptions{}))(h.t)
@@ -71,8 +71,7 @@ func (h *harness) onlyOthersTaintIsLeft(name string) func() bool {
 	return func() bool { return slices.Equal(h.taints(name), []string{"example.com/other"}) }
 }
 
-// staysTainted waits until the controller has checked a node and kept its taint for this
-// reason, which it logs once.
+// The controller logs the reason once.
 func (h *harness) staysTainted(log *logtest.Recorder, name, reason string) {
 	h.t.Helper()
 	left := func(l logtest.Record) bool {
@@ -192,7 +191,6 @@ func TestWithoutTheFlagNoNodeIsTouched(t *testing.T) {
 	}
 }
 
-// The test's clock makes the reported time predictable.
 func TestTheMetricSaysSinceWhenTheFirstTaintedNodeWaits(t *testing.T) {
 	var log logtest.Recorder
 	var clock testClock

@@ -20,9 +20,8 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// The real scheduler answers the Cluster Autoscaler's question: would Pods fit on nodes that
-// do not exist? Such a node has the labels of a full node of its group, or of a group without
-// nodes.
+// The Cluster Autoscaler asks whether Pods would fit on nodes that do not exist: with the
+// labels of a full node of its group, or of a group without nodes.
 func TestTheSchedulerPlacesPodsOnTemplatesOfTheAutoscaler(t *testing.T) {
 	client := connectToAPIServer(t)
 	w := newWorld(t, client)

@@ -42,7 +42,7 @@ func (h *harness) labelNode(name, kind string) {
 		[]byte(`{"metadata":{"labels":{"`+kindLabel+`":"`+kind+`"}}}`), metav1.PatchOptions{}))(h.t)
 }
 
-// template returns the capacity published for a kind of nodes in class "carve", -1 if none.
+// template returns -1 if nothing is published.
 func (h *harness) template(kind string) int64 {
 	c, err := h.client.StorageV1().CSIStorageCapacities("carve-system").Get(context.Background(), capacity.Key{Template: kind, Class: "carve"}.ObjectName(), metav1.GetOptions{})
 	if err != nil {
@@ -59,7 +59,6 @@ func (h *harness) templateIs(kind string, bytes int64) func() bool {
 	return func() bool { return h.template(kind) == bytes }
 }
 
-// Nodes come, get volumes, change and go.
 func TestWhatAnEmptyNodeHasIsPublishedByKind(t *testing.T) {
 	h := newHarness(t, withTemplates)
 	h.class("carve", nil)
@@ -141,7 +140,6 @@ func TestKindsThatWereNeverSeenAreConfigured(t *testing.T) {
 	}
 }
 
-// The next controller has another label, or none.
 func TestTemplatesGoWithTheirLabel(t *testing.T) {
 	for name, label := range map[string]string{"another": "example.com/pool", "none": ""} {
 		t.Run(name, func(t *testing.T) {
@@ -171,7 +169,6 @@ func TestNamesOfTemplatesAreTaken(t *testing.T) {
 	}
 }
 
-// looks counts reads of Node objects.
 type looks struct {
 	corelisters.NodeLister
 	first, second atomic.Int64 // of n1 and n2

@@ -18,7 +18,6 @@ type growing struct {
 	lvm    chan struct{}
 }
 
-// grow retries as the libraries do, and reports whether it got a place.
 func (g *growing) grow(namespace string, attempts int) bool {
 	pause := time.Second
 	for range attempts {

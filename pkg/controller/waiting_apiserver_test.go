@@ -23,8 +23,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// scheduledPod ends at once and tolerates everything; its volume "data" is of the test's
-// class.
 func scheduledPod(ephemeral bool) (v1.PodSpec, v1.PersistentVolumeClaimSpec) {
 	class, atOnce := "scenario", int64(0)
 	claim := v1.PersistentVolumeClaimSpec{StorageClassName: &class, AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
@@ -38,8 +36,7 @@ func scheduledPod(ephemeral bool) (v1.PodSpec, v1.PersistentVolumeClaimSpec) {
 	return pod, claim
 }
 
-// startSet makes a StatefulSet of one Pod, db-0. It is removed at the latest when the test
-// ends, so that a failed test does not disturb the next one.
+// The set is removed when the test ends, so that a failed test does not disturb the next one.
 func startSet(t *testing.T, client kubernetes.Interface, ephemeral bool, changes ...func(*v1.PodSpec)) {
 	t.Helper()
 	pod, claim := scheduledPod(ephemeral)
@@ -58,8 +55,6 @@ func startSet(t *testing.T, client kubernetes.Interface, ephemeral bool, changes
 	})
 }
 
-// The disks of the node of a StatefulSet's Pod are replaced, with the shipped rights and
-// Kubernetes' controllers: Pod and volume are recreated.
 func TestWhatWaitsForLostDisksRunsAgain(t *testing.T) {
 	for name, test := range map[string]struct {
 		ephemeral bool
@@ -114,7 +109,6 @@ func TestWhatWaitsForLostDisksRunsAgain(t *testing.T) {
 	}
 }
 
-// running waits until db-0 has a node and its claim, whose UID is not not, is bound.
 func (w *world) running(t *testing.T, claim, not string) (*v1.PersistentVolumeClaim, *v1.Pod) {
 	t.Helper()
 	var bound *v1.PersistentVolumeClaim

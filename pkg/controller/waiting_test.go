@@ -17,7 +17,6 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// waitingPod makes a StatefulSet's Pod on n1 that waits for claim c.
 func (h *harness) waitingPod(name string, change func(*v1.Pod)) {
 	h.t.Helper()
 	yes := true

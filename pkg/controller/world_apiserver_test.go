@@ -26,25 +26,21 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// world is a real API server with the real PV controller and scheduler (see KUBECONFIG), and
-// nodes with fake lvmds. Either our provisioner or upstream's acts, on the same fake lvmds.
+// world is a real API server with the real PV controller and scheduler, and nodes with fake
+// lvmds. Either our provisioner or upstream's acts.
 type world struct {
-	client    kubernetes.Interface
-	snapshots snapshotclient.Interface // nil if the cluster has none
-	namespace string
-	nodes     map[string]*lvmdfake.Server
-	// isUpstream: upstream's provisioner acts.
+	client     kubernetes.Interface
+	snapshots  snapshotclient.Interface // nil if the cluster has none
+	namespace  string
+	nodes      map[string]*lvmdfake.Server
 	isUpstream bool
 	// restart replaces the acting provisioner.
 	restart func()
-	// volume is the PersistentVolume's name if unusual.
-	volume string
+	volume  string
 	// notes are a scenario's observations, which are compared, too.
 	notes []string
 }
 
-// apiServer returns the configuration of the real API server, with all rights and without rate
-// limits.
 func apiServer() (*rest.Config, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
 	if err != nil {
@@ -84,7 +80,6 @@ func connectToAPIServer(t *testing.T) kubernetes.Interface {
 	return client
 }
 
-// logPlacement logs the reasons of the scheduler if the test failed.
 func logPlacement(t *testing.T, client kubernetes.Interface, namespace string) {
 	t.Helper()
 	if !t.Failed() {
@@ -145,7 +140,6 @@ func forPods() v1.NodeStatus {
 	return v1.NodeStatus{Capacity: offered, Allocatable: offered}
 }
 
-// oursActs runs our controller in the world until the test ends.
 func oursActs(t *testing.T, w *world) {
 	t.Helper()
 	w.actsIn(t, func() func() {
@@ -154,7 +148,6 @@ func oursActs(t *testing.T, w *world) {
 	})
 }
 
-// actsIn starts a component that acts until the test ends or w.restart is called.
 func (w *world) actsIn(t *testing.T, start func() (stop func())) {
 	t.Helper()
 	stop := start()
@@ -162,7 +155,7 @@ func (w *world) actsIn(t *testing.T, start func() (stop func())) {
 	t.Cleanup(func() { stop() })
 }
 
-// actWith is oursActs with other options; it fills in those common to all tests.
+// actWith fills in the options common to all tests.
 func actWith(t *testing.T, w *world, o Options) {
 	t.Helper()
 	actOn(t, w, o)
@@ -217,7 +210,7 @@ func runOn(t *testing.T, w *world, o Options, run func(*Controller, context.Cont
 	}
 }
 
-// placedBy makes a Pod with an ephemeral volume until the test ends, and returns its node.
+// placedBy returns the node of a Pod with an ephemeral volume.
 func (w *world) placedBy(t *testing.T, scheduler, name, class string) string {
 	t.Helper()
 	spec, _ := scheduledPod(true)

@@ -23,28 +23,24 @@ const (
 	LeastOrphanGrace = time.Minute
 )
 
-// Auditor finds orphans, missing volumes, and unhealthy volumes and device classes.
+// Auditor finds orphans, missing volumes, and unhealthy volumes and device classes. One
+// goroutine at a time may make a pass.
 //
-// It removes an orphan only on request: under the reclaim policy Retain, an administrator who
+// It removes orphans on request only: under the reclaim policy Retain, an administrator who
 // deletes a PersistentVolume wants to keep the data, and such a volume looks the same. A
-// provisional volume never had a PersistentVolume, and is removed. Only one goroutine at a
-// time may make a pass.
+// provisional volume never had a PersistentVolume, and is removed.
 type Auditor struct {
 	*cluster.Cluster
 	Options
-	// reported has the reported missing volumes, by PersistentVolume.
 	reported map[string]absence
 	// orphans has the last reported result, by node and volume id.
-	orphans map[string]map[string]string
-	// unknownSince is the time at which a pass first saw a volume without an object.
+	orphans      map[string]map[string]string
 	unknownSince map[held]time.Time
 	health       health
-	// classes are the reported conditions of device classes, by node.
-	classes map[string]classConditions
-	// unlabelled has the nodes whose topology label the last passes found missing or wrong.
+	// classes are the reported conditions, by node.
+	classes    map[string]classConditions
 	unlabelled map[string]unlabelled
-	// dataLost is the time of a data loss of which the inline volume's Pod was notified.
-	dataLost map[held]time.Time
+	dataLost   map[held]time.Time
 }
 
 // Options configure an Auditor. Busy and Metrics are required.
@@ -61,9 +57,8 @@ type Options struct {
 	RemovalTimeout time.Duration
 	// Interval is the time between passes; zero means a minute.
 	Interval time.Duration
-	// Since is the time at which this replica began to lead.
-	Since time.Time
-	// Busy reports whether a claim is being provisioned.
+	// Since is the start of this replica's term.
+	Since   time.Time
 	Busy    func(claimUID string) bool
 	Metrics *Metrics
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/carve-csi/carve/pkg/fleet"
 )
 
-// unusableClass are condition types that prevent volumes in a class.
 var unusableClass = append(conditions.Unusable(conditions.Class), conditions.Unusable(conditions.NewVolume)...)
 
 // itemized are condition types whose messages list incidents: a new message counts as a new
@@ -25,7 +24,7 @@ type classCondition struct {
 	messages []string // one per volume group, sorted
 }
 
-// classConditions are by class and condition type.
+// By class and condition type.
 type classConditions map[string]map[string]classCondition
 
 func conditionsOfClasses(view *fleet.View) classConditions {
@@ -81,8 +80,7 @@ func (a *Auditor) reportClasses(now *present) {
 	a.classes = reported
 }
 
-// notifyConditions writes one Event per new condition, for all classes of a volume group
-// together.
+// One Event covers all classes of a volume group.
 func (a *Auditor) notifyConditions(node string, before, found classConditions) {
 	type event struct {
 		unusable      bool
@@ -112,7 +110,6 @@ func (a *Auditor) notifyConditions(node string, before, found classConditions) {
 	}
 }
 
-// notifyRecovered skips classes that no longer exist.
 func (a *Auditor) notifyRecovered(node string, view *fleet.View, before, found classConditions) {
 	for _, class := range view.ClassNames() {
 		if over := onlyIn(before[class], found[class]); len(over) > 0 {

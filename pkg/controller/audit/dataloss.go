@@ -17,8 +17,6 @@ import (
 // dataLossMemory is the usual lifetime of Events.
 const dataLossMemory = time.Hour
 
-// reportDataLoss notifies the users once each time a volume loses its data with its encryption
-// key.
 func (a *Auditor) reportDataLoss(ctx context.Context, now *present, node string, vol *lvmdv1.Volume) {
 	if vol.GetEmptiedAt() == nil {
 		return
@@ -45,7 +43,7 @@ func (a *Auditor) reportDataLoss(ctx context.Context, now *present, node string,
 }
 
 // noteDataLoss records the notification on the PersistentVolume, for later leaders. It returns
-// nil if it is recorded already or cannot be now, or if no PersistentVolume names the volume.
+// nil if no notification is due or it cannot be recorded.
 func (a *Auditor) noteDataLoss(ctx context.Context, node string, vol *lvmdv1.Volume, at time.Time) *v1.PersistentVolume {
 	pv := a.VolumeOn(node, vol.GetId())
 	when := at.UTC().Format(time.RFC3339)
@@ -62,9 +60,9 @@ func (a *Auditor) noteDataLoss(ctx context.Context, node string, vol *lvmdv1.Vol
 	return pv
 }
 
-// inlineDataLost reports whether to notify the Pod. An inline volume has no PersistentVolume
-// to record that on. The previous leader has reported what is older than this one, unless both
-// it and the node failed within the last hour before.
+// inlineDataLost reports whether to notify the Pod. Without a PersistentVolume nothing records
+// that. Losses over an hour before this term count as reported; later ones may not be, if the
+// previous leader ended with the node.
 func (a *Auditor) inlineDataLost(vol held, at time.Time) bool {
 	if !at.After(a.dataLost[vol]) || at.Before(a.Since.Add(-dataLossMemory)) {
 		return false

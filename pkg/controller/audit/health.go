@@ -27,7 +27,7 @@ var harmless = []string{"OutOfSync"}
 
 // health has condition messages by volume and condition type.
 type health struct {
-	// seen is from the last pass, reported what users were notified of.
+	// seen is from the last pass; users were notified of reported.
 	seen, reported map[held]map[string]string
 }
 
@@ -42,8 +42,7 @@ func conditionsOf(vol *lvmdv1.Volume) map[string]string {
 	return found
 }
 
-// reportHealth notifies users of new and ended conditions. Volumes of nodes that are not
-// connected keep theirs.
+// reportHealth keeps the conditions of volumes on nodes that are not connected.
 func (a *Auditor) reportHealth(ctx context.Context, now *present) {
 	seen, reported, changed := map[held]map[string]string{}, map[held]map[string]string{}, 0
 	for vol, before := range a.health.reported {
@@ -80,8 +79,6 @@ func (a *Auditor) reportHealth(ctx context.Context, now *present) {
 	a.health = health{seen: seen, reported: reported}
 }
 
-// notifyHealth writes Events on the claim and the Pods on the node that use it, or on the Pod
-// of an inline volume.
 func (a *Auditor) notifyHealth(ctx context.Context, now *present, node string, vol *lvmdv1.Volume, before, found map[string]string) {
 	users := a.usersOfVolume(ctx, now, node, vol)
 	log := a.Log.With("volume", vol.GetName(), "volume_id", vol.GetId(), "node", node,
@@ -107,7 +104,6 @@ func onlyIn[V any](m, other map[string]V) []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(m)), func(key string) bool { _, is := other[key]; return is })
 }
 
-// usersOfVolume returns the users of the claim, or the Pod of an inline volume.
 func (a *Auditor) usersOfVolume(ctx context.Context, now *present, node string, vol *lvmdv1.Volume) []runtime.Object {
 	owner := vol.GetOwner()
 	if owner.GetPodUid() != "" {

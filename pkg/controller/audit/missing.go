@@ -47,10 +47,8 @@ func groupsOf(view *fleet.View) map[string]string {
 	return out
 }
 
-// held names a volume by the node that reported it.
 type held struct{ node, id string }
 
-// present is the nodes' state at one pass.
 type present struct {
 	nodes   map[string]*fleet.View
 	away    map[string]bool   // not connected, or not reported
@@ -77,7 +75,6 @@ func (p *present) add(view *fleet.View) {
 	}
 }
 
-// absence is a volume's absence from its connected node.
 type absence struct {
 	cause string
 	// node should have the volume; elsewhere has it.
@@ -199,10 +196,9 @@ func (a *Auditor) noteGroup(ctx context.Context, pv *v1.PersistentVolume, note c
 	}
 }
 
-// report notifies the users of a missing volume by conditions, which last, and the first time
-// by Events. If the node has other disks, a later pass abandons the volume like one of a lost
-// node: the claim is deleted if its class asks for that, or for an ephemeral volume the Pod
-// that waits on the node.
+// report sets conditions, which last, and the first time writes Events. If the node has other
+// disks, a later pass abandons the volume like one of a lost node: by deleting its claim if
+// its class asks for that, or the Pod that waits for an ephemeral volume.
 func (a *Auditor) report(ctx context.Context, pv *v1.PersistentVolume, why *absence, now *present, again bool) {
 	recreate := pv.Annotations[names.ParamOnNodeLoss] == names.NodeLossRecreate
 	var claim *v1.PersistentVolumeClaim
@@ -254,9 +250,8 @@ func (a *Auditor) notify(ctx context.Context, now *present, pv *v1.PersistentVol
 	}
 }
 
-// setConditions sets or, with an empty message, clears the reason and message of the volume's
-// status and the claim's condition. It reports whether it changed the volume's. The next pass
-// retries failures.
+// An empty message clears the PersistentVolume's reason and the claim's condition.
+// setConditions reports whether it changed the former. The next pass retries failures.
 func (a *Auditor) setConditions(ctx context.Context, pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim, message string) bool {
 	if claim != nil {
 		if err := a.setClaimCondition(ctx, claim, message); err != nil && ctx.Err() == nil {

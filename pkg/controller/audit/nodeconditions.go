@@ -33,8 +33,7 @@ const (
 
 const (
 	nodeConditionsOwner = "carve-node-conditions"
-	// nodeConditionsWorkers bounds concurrent reads and writes of Nodes: a new leader reads
-	// all.
+	// A new leader reads all Nodes.
 	nodeConditionsWorkers = 4
 	// writePause is the minimum time between writes to a Node. It doubles with each failure,
 	// up to failurePause.
@@ -51,11 +50,9 @@ const (
 // that changes.
 type NodeConditions struct {
 	*cluster.Cluster
-	nodes *workloop.Loop[string] // by name
-	// available decides when a node whose agent is away is held back.
+	nodes     *workloop.Loop[string] // by name
 	available *cluster.Availability
-	// pause is the minimum time between writes to a Node.
-	pause time.Duration
+	pause     time.Duration
 
 	mu    sync.Mutex
 	known map[string]*conditionedNode
@@ -131,7 +128,6 @@ func (n *NodeConditions) Sync(ctx context.Context, name string) (again time.Dura
 	return at.pause
 }
 
-// node returns nil if the Node does not exist.
 func (n *NodeConditions) node(name string) *conditionedNode {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -195,7 +191,6 @@ func conditionsOfNode(view *fleet.View) nodeConditions {
 	return wanted
 }
 
-// conditionOfClass is False if a condition prevents volumes in the class.
 func conditionOfClass(kind string, class *lvmdv1.DeviceClass) v1.NodeCondition {
 	c := v1.NodeCondition{Type: v1.NodeConditionType(kind), Status: v1.ConditionTrue, Reason: ReasonServing,
 		Message: "volumes can be made in the device class while it has free space"}
@@ -217,7 +212,6 @@ func conditionOfClass(kind string, class *lvmdv1.DeviceClass) v1.NodeCondition {
 	return c
 }
 
-// sameCondition ignores the times.
 func sameCondition(a, b v1.NodeCondition) bool {
 	return a.Status == b.Status && a.Reason == b.Reason && a.Message == b.Message
 }

@@ -41,8 +41,8 @@ const (
 // Results for an orphan. All but the first are values of the label "result" of
 // carve_controller_orphans_total.
 const (
-	orphanFound       = "found"       // no removal was tried
-	OrphanRemoved     = "removed"     // it is gone
+	orphanFound       = "found" // no removal was tried
+	OrphanRemoved     = "removed"
 	OrphanInUse       = "in_use"      // mounted or open on its node
 	OrphanKnown       = "known"       // the API server names it after all
 	OrphanUnconfirmed = "unconfirmed" // the API server could not be asked
@@ -74,8 +74,7 @@ func (a *Auditor) keepOn(ctx context.Context, node string, provisional []*lvmdv1
 	}
 }
 
-// handleOrphans returns the results by node and volume id; those of nodes that are away stay.
-// Nodes remove concurrently.
+// Nodes remove concurrently. Results of nodes that are away stay.
 func (a *Auditor) handleOrphans(ctx context.Context, found map[string][]*lvmdv1.Volume, away map[string]bool) map[string]map[string]string {
 	became := map[string]map[string]string{}
 	for node := range away {
@@ -105,9 +104,9 @@ func (a *Auditor) handleOrphans(ctx context.Context, found map[string][]*lvmdv1.
 	return became
 }
 
-// chooseOrphans picks the orphans to remove in one pass round-robin over the nodes, so that a
-// node with many that cannot be removed does not use up all attempts. Without RemoveOrphans it
-// picks provisional volumes only.
+// chooseOrphans picks round-robin over the nodes, so that a node with many that cannot be
+// removed does not use up all attempts. Without RemoveOrphans it picks provisional volumes
+// only.
 func (a *Auditor) chooseOrphans(found map[string][]*lvmdv1.Volume) map[*lvmdv1.Volume]bool {
 	chosen := map[*lvmdv1.Volume]bool{}
 	for i, more := 0, true; more; i++ {
@@ -127,8 +126,7 @@ func (a *Auditor) chooseOrphans(found map[string][]*lvmdv1.Volume) map[*lvmdv1.V
 	return chosen
 }
 
-// handleOrphansOf returns the results by volume id. One deadline bounds all removals on the
-// node. Events on the node report changes.
+// One deadline bounds all removals on the node.
 func (a *Auditor) handleOrphansOf(ctx context.Context, node string, orphans []*lvmdv1.Volume, chosen map[*lvmdv1.Volume]bool, l listed) map[string]string {
 	before, became, changed := a.orphans[node], map[string]string{}, map[string][]string{}
 	deadline := time.Now().Add(cmp.Or(a.RemovalTimeout, cluster.DeleteTimeout))
@@ -204,7 +202,6 @@ func (a *Auditor) reportOrphans(name string, changed map[string][]string) bool {
 	return true
 }
 
-// listed is a reading of the API server, not of a cache.
 type listed struct {
 	// named has PersistentVolumes by the orphans' ids.
 	named map[string]string

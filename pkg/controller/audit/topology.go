@@ -15,7 +15,6 @@ import (
 // registered.
 const unlabelledPasses = 2
 
-// unlabelled is a node whose topology label is not its name.
 type unlabelled struct {
 	passes int    // consecutive
 	has    string // the label's value, or empty

@@ -27,8 +27,7 @@ type attempt struct {
 	unreachableSince, shortageSince time.Time
 	podUnseenSince                  time.Time
 	// full are nodes that had too little free space, with the time; for immediate binding.
-	full map[string]time.Time
-	// protects is the source (namespace/name) whose finalizer this clone needs.
+	full     map[string]time.Time
 	protects string
 	// wasBound: the claim named its PersistentVolume once, so the reclaim policy decides about
 	// the volume.
@@ -59,7 +58,6 @@ func (f *inFlight) has(node string) bool { _, is := f.nodes[node]; return is }
 // names it.
 func (f *inFlight) end(node string) { delete(f.nodes, node) }
 
-// asked reports whether a create of this process has an unknown outcome.
 func (f *inFlight) asked() bool {
 	for node := range f.nodes {
 		if node != f.adopted {
@@ -100,7 +98,6 @@ type departure struct {
 	why  error
 }
 
-// written is the PersistentVolume that was created, and may be missing in the cache.
 type written struct {
 	pv *v1.PersistentVolume
 	at time.Time

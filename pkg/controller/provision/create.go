@@ -28,7 +28,7 @@ import (
 // each command.
 const createTimeout = 5 * time.Minute
 
-// slowCreate is the age at which an Event reports a create.
+// Age of a create that is reported by an Event.
 const slowCreate = 5 * time.Second
 
 // create makes the volume on a connected node, and its PersistentVolume. The node is in flight
@@ -183,7 +183,6 @@ func unanswered(node string, cause error) string {
 	return fmt.Sprintf("the connection to node %s broke, or it took too long, while it made the volume; asking it again (%s)", node, cluster.Words(cause))
 }
 
-// create writes pv, or returns the claim's existing PersistentVolume.
 func (v persistentVolumes) create(ctx context.Context, pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim) (*v1.PersistentVolume, error) {
 	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
 	defer cancel()

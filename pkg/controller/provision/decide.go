@@ -23,9 +23,8 @@ type claimState struct {
 	now time.Time
 	// claim is nil if it no longer exists. stale: the cache still shows it as before its
 	// rescheduling.
-	claim *v1.PersistentVolumeClaim
-	stale bool
-	// pv is nil until it exists.
+	claim  *v1.PersistentVolumeClaim
+	stale  bool
 	volume string
 	pv     *v1.PersistentVolume
 	// class is nil if the StorageClass is not of this driver.
@@ -33,22 +32,18 @@ type claimState struct {
 	request spec.Request
 	invalid error
 	// waited is the time since the claim was first seen.
-	waited time.Duration
-	// source says why request.From was not found.
-	source error
-	// attributes says why the limits of the VolumeAttributesClass are unknown.
+	waited     time.Duration
+	source     error
 	attributes error
 	// unsatisfiable says why no node can ever take a claim without a node.
 	unsatisfiable error
 	// placedOn is the node of a Pod that is placed already, for a claim without a node.
 	placedOn string
 	target   target
-	// suspects are the other nodes that may hold the claim's volume.
 	suspects []string
 }
 
 type target struct {
-	// name is empty if no node is selected.
 	name string
 	// view is nil while the node is not connected: then gone means that its Node object is
 	// deleted or out of service, and unreachable is the time without an uplink.
@@ -62,9 +57,8 @@ type target struct {
 	mayHold bool
 	// awaitsPod: the claim's Pod is not seen yet.
 	awaitsPod bool
-	// leaving and shortage are reasons to reschedule, or nil.
-	leaving  error
-	shortage *shortage
+	leaving   error
+	shortage  *shortage
 }
 
 type shortage struct {
@@ -81,16 +75,13 @@ const (
 	wait verb = iota
 	// abandon removes the claim's volume and forgets the claim.
 	abandon
-	// finish handles a claim whose PersistentVolume exists.
 	finish
 	reject
 	// retry returns the reason as an error, for backoff.
 	retry
 	// place selects a node for immediate binding; then decide runs again.
 	place
-	// selectSourceNode selects the data source's node.
 	selectSourceNode
-	// selectPlaced selects the node of a Pod that is placed already.
 	selectPlaced
 	// clearSuspects removes the volume from the suspects; then decide runs again.
 	clearSuspects
@@ -110,8 +101,7 @@ const (
 )
 
 type action struct {
-	do verb
-	// node is empty for actions without one.
+	do   verb
 	node string
 	// why is for the user, or the error of a retry.
 	why error
@@ -121,14 +111,13 @@ type action struct {
 	reservation   reservationChange
 	releaseSource bool
 	// gone means that node can no longer hold a volume.
-	gone bool
-	// rejected counts a reported reason as a rejection.
+	gone     bool
 	rejected bool
 	// reserve is reserved before the claim is rescheduled.
 	reserve []scheduler.Reservation
 }
 
-// decide chooses the next action. It is pure; docs/explanation/claims.md draws it.
+// decide is pure; docs/explanation/claims.md draws it.
 func decide(s claimState) action {
 	switch claim := s.claim; {
 	case claim == nil:
@@ -201,8 +190,7 @@ func decideSelected(s claimState) action {
 	return out
 }
 
-// decideUnreachable waits for an unconnected node and reschedules in the end, unless the node
-// may hold a volume that only it knows.
+// decideUnreachable never reschedules while the node may hold a volume that only it knows.
 func decideUnreachable(on target) action {
 	out := action{do: reschedule, node: on.name, reservation: renewReservation}
 	left := RescheduleUnreachable - on.unreachable
@@ -308,23 +296,18 @@ type answer struct {
 	cause error
 	// wrong: the node answered with another volume, or with another volume's id.
 	wrong bool
-	// class is the name of the StorageClass.
 	class string
 	// cloned: the claim has a data source, so no other node can have its volume.
-	cloned bool
-	// selected: the claim names the node.
+	cloned   bool
 	selected bool
 	// mayHold: an earlier create may have made the volume, even if this one was not sent.
-	mayHold bool
-	// undone: the node removed what it may have made.
-	undone bool
-	// noneLeft: no other node can take the claim.
+	mayHold  bool
+	undone   bool
 	noneLeft bool
 	// Counts before this failure, as in failures.
 	unanswered, internal int
 }
 
-// isUnknown reports whether the node may have made the volume.
 func (s answer) isUnknown() bool { return !s.wrong && fleet.MayHaveHappened(s.cause) }
 
 // mustUndo reports whether the node must remove the volume so that another one can be asked:
@@ -340,18 +323,15 @@ func (s answer) cannotFormat() bool { return fleet.Reason(s.cause) == names.Reas
 // which decides again at once.
 type answerAction struct {
 	action
-	// says is a warning for the user, or empty.
-	says string
-	// refused: the node could not make the file system.
+	says    string
 	refused bool
 	// Counts after this failure.
 	unanswered, internal int
 }
 
-// elsewhereReasons say nothing about other nodes.
 var elsewhereReasons = []string{names.ReasonNoSpace, names.ReasonClassNotFound, names.ReasonDeviceMissing, names.ReasonNotResponding, names.ReasonCommandTimedOut}
 
-// decideAnswer chooses what follows a failed create. It is pure.
+// decideAnswer is pure.
 func decideAnswer(s answer) answerAction {
 	const askingAgain = "; asking it again"
 	reason, refusal := fleet.Reason(s.cause), cluster.Refusal(s.node, s.cause)

@@ -12,7 +12,6 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/spec"
 )
 
-// pass is the progress of one call of sync.
 type pass struct {
 	// placed is the node selected for immediate binding.
 	placed string

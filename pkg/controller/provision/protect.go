@@ -25,6 +25,7 @@ const (
 	protectAgain = 2 * time.Second
 )
 
+// IsProtected reports whether a claim has CloneFinalizer.
 func IsProtected(claim *v1.PersistentVolumeClaim) bool {
 	return slices.Contains(claim.Finalizers, CloneFinalizer)
 }
@@ -33,8 +34,7 @@ func IsProtected(claim *v1.PersistentVolumeClaim) bool {
 // stays until the provisioner has seen every clone of the claim.
 type protector struct {
 	*cluster.Cluster
-	loop *workloop.Loop[string] // by namespace/name
-	// unseen reports whether the provisioner has yet to see a clone of the source.
+	loop   *workloop.Loop[string] // by namespace/name
 	unseen func(source string) bool
 
 	// mu is held during calls of the API server, to order them.
@@ -54,7 +54,6 @@ func newProtector(c *cluster.Cluster, unseen func(string) bool) *protector {
 	return g
 }
 
-// protect must precede the clone.
 func (g *protector) protect(ctx context.Context, source *v1.PersistentVolumeClaim, clone string) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -79,7 +78,6 @@ func (g *protector) unprotect(source, clone string) {
 	}
 }
 
-// run needs synced caches.
 func (g *protector) run(ctx context.Context) error {
 	stop, err := cluster.Watch(cluster.OnChange(g.Claims, func(claim *v1.PersistentVolumeClaim) {
 		if IsProtected(claim) {
@@ -132,7 +130,6 @@ func (p *Provisioner) protectSource(ctx context.Context, a *attempt, from *spec.
 	return nil
 }
 
-// unprotectSource also serves claims without a source.
 func (p *Provisioner) unprotectSource(a *attempt) {
 	p.attempts.sawSource(a.uid)
 	if a.protects != "" {

@@ -25,9 +25,8 @@ import (
 const (
 	// A worker mostly waits for the API server; those that wait for a node do not count.
 	provisionWorkers = 128
-	// Backoff of one claim.
-	retryMin = 200 * time.Millisecond
-	retryMax = 30 * time.Second
+	retryMin         = 200 * time.Millisecond
+	retryMax         = 30 * time.Second
 	// RescheduleUnreachable is the time without an uplink after which a claim leaves its
 	// selected node.
 	RescheduleUnreachable = 30 * time.Second
@@ -135,9 +134,8 @@ func (p *Provisioner) Idle() bool {
 // Add queues the claim with the given UID.
 func (p *Provisioner) Add(uid string) { p.loop.Add(uid) }
 
-// attemptOf returns the attempt at a queued claim. A worker may have forgotten it after a
-// change queued the claim: then the change starts another attempt, or the reservation is
-// released.
+// attemptOf handles a change that queued the claim just before a worker forgot it: the change
+// starts another attempt, or the reservation is released.
 func (p *Provisioner) attemptOf(uid string, claim *v1.PersistentVolumeClaim) *attempt {
 	if a, _ := p.attempts.get(uid); a != nil {
 		return a
@@ -168,9 +166,8 @@ func (p *Provisioner) DeriveReservations() {
 	}
 }
 
-// adoptInFlight records that the selected node may hold the volume: an earlier leader may have
-// sent the create and ended before the answer. While that node is connected and selected, this
-// changes nothing: it is asked for the volume like any other.
+// adoptInFlight covers an earlier leader that may have ended between create and answer. While
+// the selected node is connected, it is asked for the volume like any other.
 func (p *Provisioner) adoptInFlight(claim *v1.PersistentVolumeClaim) {
 	class, ours := p.OurClass(volume.GetPersistentVolumeClaimClass(claim))
 	if !ours || claim.Spec.VolumeName != "" || spec.ForPopulator(claim) || provisionedByOthers(claim) {
@@ -337,8 +334,7 @@ func (p *Provisioner) prepare(a *attempt, s claimState, act action) {
 	p.reservations.add(act.reserve...)
 }
 
-// abandon ends the work on a claim that is gone, going, or bound elsewhere. It removes the
-// volume, unless a PersistentVolume names it: then the deleter does.
+// abandon leaves a volume that a PersistentVolume names to the deleter.
 func (p *Provisioner) abandon(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim) error {
 	if pv := p.volumes.find(a.name, &a.written); pv == nil && !a.wasBound {
 		if err := p.removeElsewhere(ctx, a, claim, ""); err != nil {
@@ -365,7 +361,6 @@ func (p *Provisioner) forget(a *attempt) {
 	p.attempts.forget(a.uid)
 }
 
-// reject reports a claim that only a change of the claim or its class can make valid.
 func (p *Provisioner) reject(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, why error) (time.Duration, error) {
 	p.reservations.release(a.uid)
 	if err := p.removeElsewhere(ctx, a, claim, ""); err != nil {

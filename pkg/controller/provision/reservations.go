@@ -17,12 +17,10 @@ const ReservationLife = 5 * time.Minute
 // reservations are safe for concurrent use.
 type reservations struct {
 	*cluster.Cluster
-	ledger *scheduler.Ledger
-	// changed is called with each node whose reservations changed.
+	ledger  *scheduler.Ledger
 	changed func(node string)
 }
 
-// reserve replaces the claim's previous reservation.
 func (r reservations) reserve(a *attempt, node string, asked spec.Request) {
 	r.add(scheduler.Reservation{
 		Claim: a.uid, Volume: a.name, Node: node, Class: asked.DeviceClass, Bytes: asked.Footprint(), Deadline: r.Now().Add(ReservationLife),

@@ -26,7 +26,6 @@ const shortageMemory = time.Minute
 const podLag = time.Second
 
 const (
-	// lowerWait bounds the wait for the lowered capacity to be published.
 	lowerWait = 3 * time.Second
 	lowerPoll = 10 * time.Millisecond
 	podPoll   = 10 * time.Millisecond

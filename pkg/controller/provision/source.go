@@ -24,7 +24,6 @@ import (
 // copy.
 const copyTimeout = time.Minute
 
-// notReadyError means a data source cannot be used yet.
 type notReadyError struct{ why string }
 
 func (e *notReadyError) Error() string { return e.why }
@@ -33,7 +32,6 @@ func notReady(format string, args ...any) error {
 	return &notReadyError{fmt.Sprintf("spec.dataSource: "+format+"; waiting for it", args...)}
 }
 
-// sources finds data sources and VolumeAttributesClasses.
 type sources struct {
 	*cluster.Cluster
 	snapshots snapshotclient.Interface // nil for none
