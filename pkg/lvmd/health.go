@@ -30,6 +30,7 @@ func (h *health) set(serving bool) {
 	h.server.SetServingStatus(lvmdv1.LVMD_ServiceDesc.ServiceName, status)
 }
 
+// Ready returns an error while the service stops, or LVM does not answer.
 func (s *Service) Ready(context.Context) error {
 	if s.isStopping() {
 		return apierror.ErrStopping
