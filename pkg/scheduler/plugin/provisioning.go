@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -38,7 +39,7 @@ func newProvisioning(handle fwk.Handle, timeout time.Duration) (*provisioning, e
 	for informer, handler := range map[cache.SharedIndexInformer]cache.ResourceEventHandlerFuncs{
 		core.PersistentVolumeClaims().Informer(): {UpdateFunc: func(_, now any) { p.changed(now) }, DeleteFunc: p.changed},
 		core.PersistentVolumes().Informer():      {AddFunc: p.changed, UpdateFunc: func(_, now any) { p.changed(now) }},
-		core.Pods().Informer():                   {DeleteFunc: p.changed},
+		core.Pods().Informer():                   {UpdateFunc: p.podUpdated, DeleteFunc: p.changed},
 		core.Nodes().Informer():                  {DeleteFunc: p.changed},
 	} {
 		if _, err := informer.AddEventHandler(handler); err != nil {
@@ -46,6 +47,15 @@ func newProvisioning(handle fwk.Handle, timeout time.Duration) (*provisioning, e
 		}
 	}
 	return p, nil
+}
+
+// podUpdated handles a Pod that was replaced while the informer relisted.
+func (p *provisioning) podUpdated(before, now any) {
+	b, wasPod := before.(*v1.Pod)
+	n, isPod := now.(*v1.Pod)
+	if wasPod && isPod && b.UID != n.UID {
+		p.changed(b)
+	}
 }
 
 func (p *provisioning) changed(object any) {
@@ -127,8 +137,8 @@ func (p *provisioning) check(pod *v1.Pod, claims []*v1.PersistentVolumeClaim) (l
 	if err != nil {
 		return "", fmt.Errorf("node of the Pod: %w", err)
 	}
-	if _, err := p.pods.Pods(pod.Namespace).Get(pod.Name); apierrors.IsNotFound(err) {
-		return "", fmt.Errorf("the Pod was deleted: %w", err)
+	if now, err := p.pods.Pods(pod.Namespace).Get(pod.Name); apierrors.IsNotFound(err) || err == nil && now.UID != pod.UID {
+		return "", errors.New("the Pod was deleted")
 	}
 	for _, claim := range claims {
 		bound, err := p.isBound(claim, node)
