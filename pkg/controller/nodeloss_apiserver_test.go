@@ -86,19 +86,25 @@ func TestWhatWasOnALostNodeRunsElsewhere(t *testing.T) {
 func TestAPodThatWaitsForALostNodeRunsElsewhere(t *testing.T) {
 	for name, test := range map[string]struct {
 		ephemeral bool
+		class     func(*storagev1.StorageClass)
 		claim     string
 		taint     bool
 	}{
-		"claims to be made again, Node object deleted": {claim: "data-db-0"},
-		"generic ephemeral volumes, Node deleted":      {ephemeral: true, claim: "db-0-data"},
+		"claims to be made again, Node object deleted": {class: recreate, claim: "data-db-0"},
+		"generic ephemeral volumes, Node deleted":      {ephemeral: true, class: recreate, claim: "db-0-data"},
 		"generic ephemeral volumes, out of service":    {ephemeral: true, claim: "db-0-data", taint: true},
+		"generic ephemeral volumes, default class":     {ephemeral: true, claim: "db-0-data"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			client := connectToAPIServer(t)
 			w := newWorld(t, client)
 			w.namespace = ours
 			install(t, client)
-			w.class(t, func(class *storagev1.StorageClass) { recreate(class); immediate(class) })
+			w.class(t, func(class *storagev1.StorageClass) {
+				if immediate(class); test.class != nil {
+					test.class(class)
+				}
+			})
 			c, net := actOn(t, w, Options{Client: asController(t), Namespace: ours},
 				func(c *Controller) { c.core.Losses.Grace = 500 * time.Millisecond })
 			startSet(t, client, test.ephemeral, func(pod *v1.PodSpec) {

@@ -12,6 +12,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
@@ -243,61 +245,84 @@ func TestEphemeralVolumesOfANodeThatIsLostGoWithTheirPodsWhateverTheirClassSays(
 }
 
 // Kubernetes keeps a Pod without a node, and recreates its deleted claim.
-func TestTheClaimOfAPodWithoutANodeIsDeletedWhereItsClassSaysSo(t *testing.T) {
+func TestClaimOfUnplacedPodIsDeletedWithLostNodeWhateverItsClass(t *testing.T) {
 	for name, lose := range losing {
+		for policy, class := range map[string]func(*storagev1.StorageClass){names.NodeLossKeep: nil, names.NodeLossRecreate: recreate} {
+			t.Run(name+", "+policy, func(t *testing.T) {
+				t.Parallel()
+				h := newHarness(t)
+				h.node("n1", gib)
+				h.class("carve", class)
+				h.run()
+				h.unscheduled("web", inTemplate("scratch"))
+				h.claim("web-scratch", "n1", ofWeb("100Mi"))
+				waittest.Until(h.t, "claim is bound", h.bound("web-scratch"))
+				h.placed("second", "n1", v1.PodPending, byName("web-scratch")) // ends with its node
+				h.net.Detach("n1")
+				lose(h, "n1")
+				h.event("Warning NodeLost", "n1", "its Pod was never on a node", "made again elsewhere")
+				waittest.Until(h.t, "claim and volume are gone", func() bool { return h.claimIsGone("web-scratch") && h.volumes() == 0 })
+			})
+		}
+	}
+}
+
+// The cache lags behind the API server, where the Pod has its node.
+func TestClaimOfPlacedPodIsKeptWhenCacheIsOutdated(t *testing.T) {
+	h := newHarness(t)
+	h.node("n1", gib)
+	h.class("carve", recreate)
+	h.run()
+	h.unscheduled("web", inTemplate("scratch"))
+	h.claim("web-scratch", "n1", ofWeb("100Mi"))
+	waittest.Until(h.t, "claim is bound", h.bound("web-scratch"))
+	h.addNodesToLose()
+	var reads atomic.Int32
+	h.react("list", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		list, ok := action.(clienttesting.ListAction)
+		if !ok || list.GetListRestrictions().Fields.String() != "metadata.name=web" {
+			return false, nil, nil
+		}
+		reads.Add(1)
+		return true, &v1.PodList{Items: []v1.Pod{{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default", UID: "uid-web"}, Spec: v1.PodSpec{NodeName: "n1"}}}}, nil
+	})
+	h.net.Detach("n1")
+	h.taint("n1", v1.TaintNodeOutOfService)
+	h.loseNodes() // checks n1 again
+	if reads.Load() == 0 || h.claimIsGone("web-scratch") || h.pv("pvc-uid-web-scratch") == nil {
+		t.Errorf("claim deleted: %t, after %d reads of its Pod", h.claimIsGone("web-scratch"), reads.Load())
+	}
+}
+
+func TestAnEphemeralClaimOfALostNodeIsNotDeleted(t *testing.T) {
+	for name, pods := range map[string]func(*harness){
+		"whose Pod has the node": func(h *harness) {
+			h.placed("web", "n1", v1.PodPending, inTemplate("scratch"))
+			h.unscheduled("second", byName("web-scratch"))
+		},
+		"whose Pod is made again": func(h *harness) {
+			h.pending("web", func(pod *v1.Pod) { pod.UID = "uid-of-the-next" })
+		},
+		"whose Pod is being deleted": func(h *harness) {
+			h.pending("web", func(pod *v1.Pod) {
+				now := metav1.Now()
+				pod.DeletionTimestamp, pod.Finalizers = &now, []string{"example.com/held"}
+			})
+		},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			h := newHarness(t)
 			h.node("n1", gib)
 			h.class("carve", recreate)
 			h.run()
-			h.unscheduled("web", inTemplate("scratch"))
-			h.claim("web-scratch", "n1", ofWeb("100Mi"))
-			waittest.Until(h.t, "claim is bound", h.bound("web-scratch"))
-			h.placed("second", "n1", v1.PodPending, byName("web-scratch")) // ends with its node
-			h.net.Detach("n1")
-			lose(h, "n1")
-			h.event("Warning NodeLost", "n1", "made again elsewhere")
-			waittest.Until(h.t, "claim and volume are gone", func() bool { return h.claimIsGone("web-scratch") && h.volumes() == 0 })
-		})
-	}
-}
-
-func TestAnEphemeralClaimOfALostNodeIsNotDeleted(t *testing.T) {
-	const withPod, kept = "goes with its Pod", "the claim is kept for a node that comes back"
-	for name, test := range map[string]struct {
-		class func(*storagev1.StorageClass)
-		pods  func(*harness)
-		says  string
-	}{
-		"whose class keeps it": {nil, func(h *harness) { h.unscheduled("web", inTemplate("scratch")) }, kept},
-		"whose Pod has the node": {recreate, func(h *harness) {
-			h.placed("web", "n1", v1.PodPending, inTemplate("scratch"))
-			h.unscheduled("second", byName("web-scratch"))
-		}, withPod},
-		"whose Pod is made again": {recreate, func(h *harness) {
-			h.pending("web", func(pod *v1.Pod) { pod.UID = "uid-of-the-next" })
-		}, withPod},
-		"whose Pod is being deleted": {recreate, func(h *harness) {
-			h.pending("web", func(pod *v1.Pod) {
-				now := metav1.Now()
-				pod.DeletionTimestamp, pod.Finalizers = &now, []string{"example.com/held"}
-			})
-		}, withPod},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			h := newHarness(t)
-			h.node("n1", gib)
-			h.class("carve", test.class)
-			h.run()
-			test.pods(h)
+			pods(h)
 			h.claim("web-scratch", "n1", ofWeb("100Mi"))
 			waittest.Until(h.t, "claim is bound", h.bound("web-scratch"))
 			h.addNodesToLose()
 			h.net.Detach("n1")
 			h.taint("n1", v1.TaintNodeOutOfService)
-			h.event("Warning NodeLost", "n1", test.says)
+			h.event("Warning NodeLost", "n1", "goes with its Pod")
 			h.loseNodes() // checks n1 again
 			if h.claimIsGone("web-scratch") || h.pv("pvc-uid-web-scratch") == nil {
 				t.Error("the claim was deleted")

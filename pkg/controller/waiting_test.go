@@ -111,8 +111,8 @@ func TestEphemeralVolumesOnOtherDisksAreReleasedWithTheirPods(t *testing.T) {
 }
 
 // The Pod may wait for CPU or memory on a node that no longer has its volume.
-func TestTheClaimOfAPodWithoutANodeOnOtherDisksIsTreatedByPolicy(t *testing.T) {
-	for policy, deleted := range map[string]bool{names.NodeLossRecreate: true, names.NodeLossKeep: false} {
+func TestClaimOfUnplacedPodIsDeletedWithLostDisksWhateverItsClass(t *testing.T) {
+	for _, policy := range []string{names.NodeLossRecreate, names.NodeLossKeep} {
 		t.Run(policy, func(t *testing.T) {
 			t.Parallel()
 			w := newAuditing(t, policy)
@@ -124,11 +124,12 @@ func TestTheClaimOfAPodWithoutANodeOnOtherDisksIsTreatedByPolicy(t *testing.T) {
 			if w.claimIsGone("web-scratch") {
 				t.Fatal("the claim was deleted at first sight")
 			}
+			w.event("Warning VolumeMissing", "is to be deleted")
 			for range 3 {
 				w.a.Pass(t.Context())
 			}
-			if w.claimIsGone("web-scratch") != deleted {
-				t.Errorf("the claim is deleted: %t, want %t", !deleted, deleted)
+			if !w.claimIsGone("web-scratch") || w.claimIsGone("c") != (policy == names.NodeLossRecreate) {
+				t.Errorf("the ephemeral claim is deleted: %t, the other: %t", w.claimIsGone("web-scratch"), w.claimIsGone("c"))
 			}
 			if w.podIsGone("web") {
 				t.Error("the Pod was deleted")

@@ -128,7 +128,7 @@ func hasUUID(groups map[string]string, uuid string) bool {
 	return false
 }
 
-func (w *absence) message(volumeID string, recreate, ephemeral bool) string {
+func (w *absence) message(volumeID string, givesUp, ephemeral bool) string {
 	what := fmt.Sprintf("volume %s is not on node %s any more", volumeID, w.node)
 	const giveUp = "Delete the claim only if its data is not needed: that gives it up"
 	const pods = "Pods that wait for the volume are deleted where a controller makes them again; others have to be deleted"
@@ -139,12 +139,12 @@ func (w *absence) message(volumeID string, recreate, ephemeral bool) string {
 	case w.cause == CauseNoGroup:
 		return fmt.Sprintf("%s: volume group %s (%s) is not there. The volume is served again when its disks are back. %s",
 			what, w.was.Name, w.was.UUID, giveUp)
+	case w.cause == CauseReplaced && givesUp:
+		return fmt.Sprintf("%s: its volume group %s is another one (%s, it was %s), as on other disks. The claim is to be deleted, "+
+			"so that it can be made again. %s", what, w.was.Name, w.is, w.was.UUID, pods)
 	case w.cause == CauseReplaced && ephemeral:
 		return fmt.Sprintf("%s: its volume group %s is another one (%s, it was %s), as on other disks. "+
 			"The volume goes with its Pod. %s", what, w.was.Name, w.is, w.was.UUID, pods)
-	case w.cause == CauseReplaced && recreate:
-		return fmt.Sprintf("%s: its volume group %s is another one (%s, it was %s), as on other disks. The claim is to be deleted, "+
-			"as its class asks for, so that it can be made again. %s", what, w.was.Name, w.is, w.was.UUID, pods)
 	case w.cause == CauseReplaced:
 		return fmt.Sprintf("%s: its volume group %s is another one (%s, it was %s), as on other disks. "+
 			"The claim is kept for the old ones, should they come back: `pvs -o +vg_name,vg_uuid` on the node lists what is there. %s", what, w.was.Name, w.is, w.was.UUID, giveUp)
@@ -200,23 +200,22 @@ func (a *Auditor) noteGroup(ctx context.Context, pv *v1.PersistentVolume, note c
 // disks, a later pass abandons the volume like one of a lost node: by deleting its claim if
 // its class asks for that, or the Pod that waits for an ephemeral volume.
 func (a *Auditor) report(ctx context.Context, pv *v1.PersistentVolume, why *absence, now *present, again bool) {
-	recreate := pv.Annotations[names.ParamOnNodeLoss] == names.NodeLossRecreate
 	var claim *v1.PersistentVolumeClaim
 	if pv.Spec.ClaimRef != nil {
 		claim = a.Claim(string(pv.Spec.ClaimRef.UID))
 	}
-	ephemeral := claim != nil && spec.OwnerPod(claim) != nil
-	message := why.message(pv.Spec.CSI.VolumeHandle, recreate, ephemeral)
+	givesUp, ephemeral := claim != nil && a.GivesUp(pv, claim), claim != nil && spec.OwnerPod(claim) != nil
+	message := why.message(pv.Spec.CSI.VolumeHandle, givesUp, ephemeral)
 	a.setConditions(ctx, pv, claim, message)
 	if !again {
 		a.Log.Error("a volume is gone from its node", "volume", pv.Name, "volume_id", pv.Spec.CSI.VolumeHandle, "node", why.node, "cause", why.cause)
 		a.notify(ctx, now, pv, claim, v1.EventTypeWarning, cluster.ReasonVolumeMissing, message)
 		return
 	}
-	if why.cause != CauseReplaced || claim == nil || pv.Status.Phase != v1.VolumeBound || !recreate && !ephemeral {
+	if why.cause != CauseReplaced || claim == nil || pv.Status.Phase != v1.VolumeBound || !givesUp && !ephemeral {
 		return
 	}
-	if recreate && claim.DeletionTimestamp == nil && (!ephemeral || a.OwnerUnplaced(claim)) {
+	if givesUp && claim.DeletionTimestamp == nil {
 		a.DeleteLostClaim(ctx, pv, claim, fmt.Sprintf("node %s, which held the volume, has other disks", why.node))
 	}
 	_, err := a.DeleteWaiting(ctx, now.pods, claim, why.node, cluster.Why{Reason: cluster.ReasonNodeLost,

@@ -11,6 +11,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/carve-csi/carve/api/names"
@@ -139,17 +140,54 @@ func (l *losses) lasts(node string, now time.Time) bool {
 	return now.Sub(l.gone[node]) >= l.Grace
 }
 
-// DeleteLostClaim deletes the claim of a volume that its class gives up. It does nothing if, at the
-// API server, the volume is no longer that claim's or no longer to be given up. why goes into the
-// claim's Event.
+// GivesUp reports whether the claim of a lost volume should be deleted: because its class asks for
+// that, or, if it is a generic ephemeral volume, because its Pod has never been on a node and would
+// wait forever. Kubernetes removes other Pods with such volumes, and the claims with them.
+func (c *Cluster) GivesUp(pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim) bool {
+	if spec.OwnerPod(claim) != nil {
+		return c.OwnerUnplaced(claim)
+	}
+	return pv.Annotations[names.ParamOnNodeLoss] == names.NodeLossRecreate
+}
+
+// readGivesUp is GivesUp by the API server's Pods.
+func (c *Cluster) readGivesUp(ctx context.Context, pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim) (bool, error) {
+	owner := spec.OwnerPod(claim)
+	if owner == nil {
+		return c.GivesUp(pv, claim), nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, APITimeout)
+	defer cancel()
+	list, err := c.Client.CoreV1().Pods(owner.Namespace).List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, owner.Name).String()})
+	if err != nil {
+		return false, fmt.Errorf("read Pod %s: %w", owner.Name, err)
+	}
+	return slices.ContainsFunc(list.Items, func(pod v1.Pod) bool {
+		return pod.UID == owner.UID && pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil
+	}), nil
+}
+
+// DeleteLostClaim deletes the claim of a lost volume for which GivesUp is true. It does nothing if,
+// at the API server, the volume is no longer that claim's or no longer to be given up. why goes into
+// the claim's Event.
 func (c *Cluster) DeleteLostClaim(ctx context.Context, pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim, why string) {
 	log := c.Log.With("claim", claim.Namespace+"/"+claim.Name, "volume", pv.Name, "why", why)
 	now, holder, err := c.ReadVolume(ctx, pv)
 	if err != nil && ctx.Err() == nil {
 		log.Warn("failed to read a claim that is given up; will retry", "error", err)
 	}
-	if err != nil || holder == nil || holder.UID != claim.UID || holder.Spec.VolumeName != now.Name || now.Annotations[names.ParamOnNodeLoss] != names.NodeLossRecreate {
+	if err != nil || holder == nil || holder.UID != claim.UID || holder.Spec.VolumeName != now.Name {
 		return
+	}
+	if givesUp, err := c.readGivesUp(ctx, now, holder); err != nil || !givesUp {
+		if err != nil && ctx.Err() == nil {
+			log.Warn("failed to read the Pod of a claim that is given up; will retry", "error", err)
+		}
+		return
+	}
+	cause := "its class asks for that"
+	if spec.OwnerPod(holder) != nil {
+		cause = "its Pod was never on a node"
 	}
 	callCtx, cancel := context.WithTimeout(ctx, APITimeout)
 	defer cancel()
@@ -157,8 +195,8 @@ func (c *Cluster) DeleteLostClaim(ctx context.Context, pv *v1.PersistentVolume, 
 		Preconditions: &metav1.Preconditions{UID: &claim.UID}})
 	switch {
 	case err == nil:
-		c.Recorder.Event(claim, v1.EventTypeWarning, ReasonNodeLost, why+"; the claim is deleted, as its class asks for, so that it can be made again elsewhere")
-		log.Info("deleted a claim whose class gives it up")
+		c.Recorder.Event(claim, v1.EventTypeWarning, ReasonNodeLost, why+"; the claim is deleted, as "+cause+", so that it can be made again elsewhere")
+		log.Info("deleted the claim of a lost volume", "cause", cause)
 	case !IsOutdated(err) && ctx.Err() == nil:
 		log.Warn("a claim that is given up could not be deleted, trying on", "error", err)
 	}

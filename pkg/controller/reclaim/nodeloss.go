@@ -10,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/controller/spec"
@@ -19,12 +18,8 @@ import (
 // nodeLossPass is the interval of checks for lost nodes without an event.
 const nodeLossPass = 30 * time.Second
 
-// releaser gives up bound claims whose node is lost, if their class says so. By default it keeps
-// claims.
-//
-// It ignores generic ephemeral volumes of Pods on the node: Kubernetes removes such Pods, and their
-// claims with them. It does not remove a Pod without a node that waits for the volume: the releaser
-// treats its claim like others. The Deleter handles released volumes.
+// releaser deletes bound claims whose node is lost, where cluster.GivesUp says so. By default it
+// keeps claims. The Deleter handles released volumes.
 type releaser struct {
 	*cluster.Cluster
 	kick chan struct{}
@@ -103,12 +98,12 @@ func (r *releaser) abandon(ctx context.Context, listed cluster.PodLists, pv *v1.
 	}
 	why := fmt.Sprintf("node %s, which holds the volume, is lost", node)
 	switch {
-	case spec.OwnerPod(claim) != nil && !r.OwnerUnplaced(claim):
-		r.notify(ctx, listed, pv, claim, node, why+"; the volume goes with its Pod, which Kubernetes removes from such a node")
-	case pv.Annotations[names.ParamOnNodeLoss] != names.NodeLossRecreate:
-		r.notify(ctx, listed, pv, claim, node, why+"; the claim is kept for a node that comes back. Delete the claim only if its data is not needed: that gives it up")
-	default:
+	case r.GivesUp(pv, claim):
 		r.DeleteLostClaim(ctx, pv, claim, why)
+	case spec.OwnerPod(claim) != nil:
+		r.notify(ctx, listed, pv, claim, node, why+"; the volume goes with its Pod, which Kubernetes removes from such a node")
+	default:
+		r.notify(ctx, listed, pv, claim, node, why+"; the claim is kept for a node that comes back. Delete the claim only if its data is not needed: that gives it up")
 	}
 }
 
