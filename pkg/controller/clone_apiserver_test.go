@@ -7,12 +7,15 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
+	"time"
 
+	"google.golang.org/grpc/codes"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/storage/volume"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/controller/provision"
 	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
 	"github.com/carve-csi/carve/pkg/must"
@@ -79,6 +82,37 @@ func TestASourceThatIsDeletedStaysUntilItsClonesAreMade(t *testing.T) {
 	}
 	w.delete(t, clone)
 	w.waitNothingLeft(t, clone)
+}
+
+func TestRefusedCloneIsRetriedWithGrowingPausesOnARealServer(t *testing.T) {
+	client := connectToAPIServer(t)
+	w := newWorld(t, client)
+	w.namespace = ours
+	install(t, client)
+	class := w.class(t, nil)
+	var creates atomic.Int32
+	fifth := make(chan time.Time, 1)
+	w.nodes["n2"].SetHooks(lvmdfake.Hooks{BeforeCreate: func(_ context.Context, r *lvmdv1.CreateVolumeRequest) error {
+		if r.GetSource() == nil {
+			return nil
+		}
+		if creates.Add(1) == 5 {
+			fifth <- time.Now()
+		}
+		return lvmdfake.Error(codes.FailedPrecondition, names.ReasonVolumeInUse, "the source is mounted")
+	}})
+	actWith(t, w, Options{Client: asController(t), Namespace: ours})
+	source := w.claim(t, class, "n2", named("source", nil))
+	w.waitBound(t, source)
+	began := time.Now()
+	clone := w.claim(t, class, "n2", named("clone", cloneOf("source")))
+	if took := (<-fifth).Sub(began); took < 3*time.Second { // 0.2, 0.4, 0.8 and 1.6 s
+		t.Errorf("5 attempts took %v, want at least 3s", took)
+	}
+	w.delete(t, clone)
+	w.waitNothingLeft(t, clone)
+	w.delete(t, source)
+	w.waitNothingLeft(t, source)
 }
 
 func TestTheSchedulerFollowsASourceToItsNode(t *testing.T) {

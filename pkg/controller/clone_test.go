@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -12,6 +13,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/component-helpers/storage/volume"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
@@ -225,6 +228,39 @@ func TestACloneWaitsForFreeSpaceOnItsSourcesNode(t *testing.T) {
 	waittest.Until(h.t, "clone is bound", h.bound("c"))
 	if n1.Creates() != 0 {
 		t.Error("it was tried elsewhere")
+	}
+}
+
+// The source is mounted, and its class is not thin. Each attempt protects and releases the source.
+func TestRefusedCloneIsRetriedWithGrowingPauses(t *testing.T) {
+	h := newHarness(t)
+	_, n2 := h.source()
+	const attempts = 5
+	var began time.Time
+	var creates, writes atomic.Int32
+	took := make(chan time.Duration, 1)
+	n2.SetHooks(lvmdfake.Hooks{BeforeCreate: func(context.Context, *lvmdv1.CreateVolumeRequest) error {
+		switch creates.Add(1) {
+		case 1:
+			began = time.Now()
+		case attempts:
+			took <- time.Since(began)
+		}
+		return lvmdfake.Error(codes.FailedPrecondition, names.ReasonVolumeInUse, "the source is mounted")
+	}})
+	h.react("patch", "persistentvolumeclaims", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if patch, ok := action.(clienttesting.PatchAction); ok && patch.GetName() == "src" {
+			writes.Add(1)
+		}
+		return false, nil, nil
+	})
+	h.claim("c", "n2", cloneOf("src"))
+	h.event("Warning ProvisioningFailed", "stop the Pods that use the source")
+	if got, want := <-took, 3*time.Second; got < want { // 0.2, 0.4, 0.8 and 1.6 s
+		t.Errorf("%d attempts took %v, want at least %v", attempts, got, want)
+	}
+	if n := writes.Load(); n > 2*attempts {
+		t.Errorf("%d writes of the source in %d attempts, want two each", n, attempts)
 	}
 }
 

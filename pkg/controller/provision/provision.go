@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-helpers/storage/volume"
 
 	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
@@ -108,6 +109,7 @@ func New(c *cluster.Cluster, o Options) *Provisioner {
 func (p *Provisioner) Run(ctx context.Context) error {
 	stop, err := cluster.Watch(
 		cluster.OnChange(p.Claims, p.claimChanged, p.claimDeleted),
+		cluster.On(p.Claims, cache.TypedResourceEventHandlerFuncs[*v1.PersistentVolumeClaim]{UpdateFunc: p.sourceChanged}),
 		cluster.OnChange(p.Classes, func(*storagev1.StorageClass) { p.allChanged() }, nil),
 		cluster.OnChange(p.Pods, p.podChanged, nil),
 		p.OnGone(p.NodeChanged),
@@ -197,7 +199,16 @@ func (p *Provisioner) claimChanged(claim *v1.PersistentVolumeClaim) {
 	if p.noteSelection(claim) {
 		p.loop.Add(string(claim.UID))
 	}
-	for _, clone := range p.ClonesOf(claim.Namespace + "/" + claim.Name) {
+}
+
+// sourceChanged queues the clones of a claim if sources.find may answer differently. Other changes,
+// such as our own of the finalizer, must not cut the pauses between attempts short.
+func (p *Provisioner) sourceChanged(before, now *v1.PersistentVolumeClaim) {
+	if before.UID == now.UID && before.Spec.VolumeName == now.Spec.VolumeName && before.Status.Phase == now.Status.Phase &&
+		before.Spec.Resources.Requests.Storage().Equal(*now.Spec.Resources.Requests.Storage()) {
+		return
+	}
+	for _, clone := range p.ClonesOf(now.Namespace + "/" + now.Name) {
 		p.loop.Add(string(clone.UID))
 	}
 }
