@@ -93,8 +93,9 @@ type acting struct {
 	deleter     *reclaim.Deleter
 	publisher   *capacity.Publisher
 	auditor     *audit.Auditor
-	untainter   *capacity.Untainter   // nil unless Options.RemoveStartupTaint
-	conditions  *audit.NodeConditions // nil unless Options.NodeConditions
+	untainter   *capacity.Untainter             // nil unless Options.RemoveStartupTaint
+	conditions  *audit.NodeConditions           // nil unless Options.NodeConditions
+	classes     informers.SharedInformerFactory // of VolumeAttributesClasses
 }
 
 // New returns a replica for Run.

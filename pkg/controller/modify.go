@@ -35,15 +35,14 @@ const (
 )
 
 // runModifier applies VolumeAttributesClasses by the upstream library until ctx is done.
-// Before Kubernetes 1.34 the API server has none, and it only waits.
-func runModifier(ctx context.Context, c *core, all informers.SharedInformerFactory) error {
+// Before Kubernetes 1.34 the API server has none, and it only waits. classes are informers of this
+// term of leadership, which it starts; the replica's own, all, continue.
+func runModifier(ctx context.Context, c *core, all, classes informers.SharedInformerFactory) error {
 	if !awaitResource(ctx, c.Client.Discovery(), storagev1.SchemeGroupVersion, cluster.VolumeAttributesClasses, c.Log) {
 		return nil
 	}
 	scoped := newScopedInformers(all, waitsForClass)
 	defer scoped.release()
-	// These informers end with this term of leadership; the replica's own continue.
-	classes := informers.NewSharedInformerFactory(c.Client, 0)
 	defer classes.Shutdown()
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[string](time.Second, time.Minute)
 	n := cmp.Or(c.workers, modifyWorkers)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/informers"
 
 	"github.com/carve-csi/carve/pkg/controller/audit"
 	"github.com/carve-csi/carve/pkg/controller/capacity"
@@ -32,9 +33,9 @@ func (c *Controller) assemble() *acting {
 		Namespace: c.o.Namespace, Owner: c.core.owner, Ledger: c.core.ledger, Available: c.core.available,
 		TemplateLabel: c.o.TemplateLabel, Metrics: c.core.metrics.capacity,
 	})
-	a := &acting{publisher: publisher}
+	a := &acting{publisher: publisher, classes: informers.NewSharedInformerFactory(c.core.Client, 0)}
 	a.provisioner = provision.New(c.core.Cluster, provision.Options{
-		Snapshots: c.o.Snapshots, Ledger: c.core.ledger, Available: c.core.available,
+		Snapshots: c.o.Snapshots, AttributesClasses: a.classes.Storage().V1().VolumeAttributesClasses().TypedInformer(), Ledger: c.core.ledger, Available: c.core.available,
 		FreeChanged: publisher.NodeChanged, CapacityShown: publisher.Shown,
 		IDs: c.core.ids, Identity: c.core.identity, Parallel: c.core.workers, SlowCreate: c.core.slowCreate, CreateTimeout: c.core.createTimeout, PodLag: c.core.podLag, Metrics: c.core.metrics.provision,
 	})
@@ -65,7 +66,7 @@ func (c *Controller) start(ctx context.Context, group *errgroup.Group, a *acting
 		group.Go(func() error { return a.conditions.Run(ctx) })
 	}
 	group.Go(func() error { return runResizer(ctx, c.core, c.all) })
-	group.Go(func() error { return runModifier(ctx, c.core, c.all) })
+	group.Go(func() error { return runModifier(ctx, c.core, c.all, a.classes) })
 	if c.o.Snapshots != nil {
 		group.Go(func() error { return c.runSnapshotter(ctx) })
 	}

@@ -8,6 +8,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/carve-csi/carve/pkg/controller/cluster"
@@ -27,7 +28,7 @@ func TestAClaimSaysWhyItsVolumeAttributesClassIsMissing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			client := fake.NewClientset()
 			client.Resources = []*metav1.APIResourceList{{GroupVersion: storagev1.SchemeGroupVersion.String(), APIResources: test.served}}
-			s := sources{Cluster: &cluster.Cluster{Client: client}}
+			s := sources{Cluster: &cluster.Cluster{Client: client}, attributesClasses: informers.NewSharedInformerFactory(client, 0).Storage().V1().VolumeAttributesClasses().TypedInformer()}
 			_, err := s.attributes(t.Context(), &v1.PersistentVolumeClaim{}, spec.Request{AttributesClass: "gold"})
 			var waits *notReadyError
 			if !errors.As(err, &waits) || !strings.Contains(waits.why, test.want) || !strings.HasPrefix(waits.why, "spec.volumeAttributesClassName") {

@@ -12,6 +12,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-helpers/storage/volume"
+	"k8s.io/utils/ptr"
 
 	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
 
@@ -60,6 +61,8 @@ type Provisioner struct {
 type Options struct {
 	// Snapshots may be nil: then claims cannot restore snapshots.
 	Snapshots snapshotclient.Interface
+	// AttributesClasses is started once the API server serves VolumeAttributesClasses.
+	AttributesClasses cache.TypedSharedIndexInformer[*storagev1.VolumeAttributesClass]
 	// Ledger has the free space and the reservations, Available the nodes held back.
 	Ledger    *scheduler.Ledger
 	Available *cluster.Availability
@@ -87,7 +90,7 @@ type Options struct {
 func New(c *cluster.Cluster, o Options) *Provisioner {
 	p := &Provisioner{
 		Cluster: c, Options: o, attempts: newAttempts(), reservations: reservations{c, o.Ledger, o.FreeChanged},
-		sources: sources{c, o.Snapshots}, placer: placer{c, o.Ledger}, volumes: persistentVolumes{c},
+		sources: sources{c, o.Snapshots, o.AttributesClasses}, placer: placer{c, o.Ledger}, volumes: persistentVolumes{c},
 	}
 	p.loop = workloop.New(workloop.Options[string]{
 		Name: "claims", Parallel: cmp.Or(o.Parallel, provisionWorkers), RetryMin: retryMin, RetryMax: retryMax, Work: p.sync,
@@ -111,6 +114,7 @@ func (p *Provisioner) Run(ctx context.Context) error {
 		cluster.OnChange(p.Claims, p.claimChanged, p.claimDeleted),
 		cluster.On(p.Claims, cache.TypedResourceEventHandlerFuncs[*v1.PersistentVolumeClaim]{UpdateFunc: p.sourceChanged}),
 		cluster.OnChange(p.Classes, func(*storagev1.StorageClass) { p.allChanged() }, nil),
+		cluster.OnChange(p.AttributesClasses, p.attributesClassChanged, nil),
 		cluster.OnChange(p.Pods, p.podChanged, nil),
 		p.OnGone(p.NodeChanged),
 	)
@@ -191,6 +195,14 @@ func provisionedByOthers(claim *v1.PersistentVolumeClaim) bool {
 func (p *Provisioner) allChanged() {
 	for _, claim := range p.AllClaims() {
 		p.claimChanged(claim)
+	}
+}
+
+func (p *Provisioner) attributesClassChanged(class *storagev1.VolumeAttributesClass) {
+	for _, claim := range p.AllClaims() {
+		if claim.Spec.VolumeName == "" && ptr.Deref(claim.Spec.VolumeAttributesClassName, "") == class.Name {
+			p.claimChanged(claim)
+		}
 	}
 }
 

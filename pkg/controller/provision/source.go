@@ -7,6 +7,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-helpers/storage/volume"
 
 	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
@@ -34,7 +35,8 @@ func notReady(format string, args ...any) error {
 
 type sources struct {
 	*cluster.Cluster
-	snapshots snapshotclient.Interface // nil for none
+	snapshots         snapshotclient.Interface // nil for none
+	attributesClasses cache.TypedSharedIndexInformer[*storagev1.VolumeAttributesClass]
 }
 
 // find returns *spec.InvalidError for impossible sources, *notReadyError for sources to wait

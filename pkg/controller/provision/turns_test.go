@@ -45,7 +45,7 @@ func TestNamespacesTakeTurnsAtTheirClaims(t *testing.T) {
 	c := must.Get(cluster.New(client, fleet.New(fleet.Options{}), all, all, slog.New(slog.DiscardHandler)))(t)
 	seen := &subjects{names: make(chan string, 100)}
 	c.Recorder = seen
-	p := New(c, Options{Parallel: 1, Ledger: scheduler.NewLedger(time.Now), FreeChanged: func(string) {}, Metrics: NewMetrics(prometheus.NewRegistry())})
+	p := New(c, Options{Parallel: 1, Ledger: scheduler.NewLedger(time.Now), FreeChanged: func(string) {}, AttributesClasses: all.Storage().V1().VolumeAttributesClasses().TypedInformer(), Metrics: NewMetrics(prometheus.NewRegistry())})
 	mode := storagev1.VolumeBindingImmediate
 	must.Succeed(t, c.Classes.GetIndexer().Add(&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "carve"}, Provisioner: names.Driver, VolumeBindingMode: &mode}))
 	class := "carve"
