@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	v1 "k8s.io/api/core/v1"
@@ -179,6 +180,30 @@ func TestAVolumeOnANodeThatIsAwayIsDeletedWhenItComesBack(t *testing.T) {
 	h.event("Warning VolumeFailedDelete", "n1 is not connected")
 	h.attach(node, "n1")
 	waittest.Until(h.t, "PersistentVolume is gone", func() bool { return h.volumes() == 0 && len(node.Volumes()) == 0 })
+}
+
+func TestReleasedVolumeOnNodeThatIsAwayIsNotPolled(t *testing.T) {
+	h := newHarness(t)
+	node := h.node("n1", gib)
+	h.class("carve", nil)
+	h.run()
+	h.boundVolume("c", "n1")
+	h.cutOff("n1")
+	var reads atomic.Int32 // one before each attempt
+	h.react("get", "persistentvolumes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if get, ok := action.(clienttesting.GetAction); ok && get.GetName() == "pvc-uid-c" {
+			reads.Add(1)
+		}
+		return false, nil, nil
+	})
+	h.deleteClaim("c")
+	h.event("Warning VolumeFailedDelete", "n1 is not connected")
+	time.Sleep(2 * time.Second)   // with pauses that grow from 0.2 s, there would be four attempts
+	if n := reads.Load(); n > 2 { // the first, and one for the phase
+		t.Errorf("%d attempts at a volume whose node is away, want one for each change of it", n)
+	}
+	h.attach(node, "n1")
+	waittest.Until(h.t, "PersistentVolume is gone", func() bool { return h.pv("pvc-uid-c") == nil && len(node.Volumes()) == 0 })
 }
 
 func TestAVolumeOnANodeThatLeftTheClusterDoesNotHang(t *testing.T) {

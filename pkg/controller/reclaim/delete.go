@@ -40,6 +40,9 @@ const (
 	// keptRetry is when to recheck a volume that is not released at the API server. Mostly an event
 	// comes first, but not when a claim goes that was never bound to it.
 	keptRetry = time.Minute
+	// awayRetry is when to recheck a volume whose node is away. Mostly the node's return or its loss
+	// comes first. An Event is kept for an hour.
+	awayRetry = 20 * time.Minute
 )
 
 // Values of the label "result" of carve_controller_deletes_total.
@@ -157,9 +160,26 @@ func (d *Deleter) sync(ctx context.Context, name string) (again time.Duration, e
 	}
 	if err != nil {
 		d.Metrics.deletes.WithLabelValues(resultNotYet).Inc()
+		if fleet.IsNotConnected(err) {
+			return d.awaitNode(pv, err)
+		}
 		return 0, err
 	}
 	return 0, d.deletePersistentVolume(ctx, pv)
+}
+
+// awaitNode returns when to recheck a volume that waits for its node, if NodeChanged is not called
+// earlier, or err if the node seems to be connected: it just came, or just went. A node whose Node
+// object is gone becomes lost without an event.
+func (d *Deleter) awaitNode(pv *v1.PersistentVolume, err error) (again time.Duration, _ error) {
+	node, _ := objects.NodeOf(pv)
+	if view, ok := d.Fleet.View(node); ok && view.Connected {
+		return 0, err
+	}
+	if _, err := d.NodeLister.Get(node); err != nil {
+		return d.Losses.Grace, nil //nolint:nilerr // the lister's only error is that it is gone
+	}
+	return awayRetry, nil
 }
 
 func (d *Deleter) forget(name string) {
@@ -299,9 +319,6 @@ func (d *Deleter) deleteVolume(ctx context.Context, pv *v1.PersistentVolume) err
 		return ctx.Err()
 	case fleet.IsNotConnected(err):
 		d.waiting.Wait(node, pv.Name)
-		if view, ok := d.Fleet.View(node); ok && view.Connected {
-			d.NodeChanged(node) // it connected in the meantime
-		}
 		lost, lostErr := d.NodeLost(ctx, node)
 		if lostErr != nil {
 			return lostErr
