@@ -106,8 +106,9 @@ func TestRefusedCloneIsRetriedWithGrowingPausesOnARealServer(t *testing.T) {
 	w.waitBound(t, source)
 	began := time.Now()
 	clone := w.claim(t, class, "n2", named("clone", cloneOf("source")))
-	if took := (<-fifth).Sub(began); took < 3*time.Second { // 0.2, 0.4, 0.8 and 1.6 s
-		t.Errorf("5 attempts took %v, want at least 3s", took)
+	// Of pauses of 0.2, 0.4, 0.8 and 1.6 s, a late event of the source's binding may cut one short.
+	if took := (<-fifth).Sub(began); took < 1400*time.Millisecond {
+		t.Errorf("5 attempts took %v, want at least 1.4s", took)
 	}
 	w.delete(t, clone)
 	w.waitNothingLeft(t, clone)
