@@ -40,6 +40,8 @@ type Device struct {
 // Features describe the kind of device.
 type Features struct {
 	Rotational, ReadOnly bool
+	// LogicalBlockSize is in bytes; zero if the kernel does not say.
+	LogicalBlockSize int64
 	// DAX means that the kernel can map the contents directly into memory.
 	DAX bool
 	// Virtual is true for devices made by the machine's own software: loops, RAM disks,
@@ -91,7 +93,7 @@ func List(root string) ([]Device, error) {
 				continue // gone in this moment
 			}
 			p.Parent, p.Model, p.Serial, p.Virtual = disk.Name, disk.Model, disk.Serial, disk.Virtual
-			p.Rotational, p.DAX = disk.Rotational, disk.DAX
+			p.Rotational, p.DAX, p.LogicalBlockSize = disk.Rotational, disk.DAX, disk.LogicalBlockSize
 			p.IDs = links[name]
 			partitions = append(partitions, p)
 		}
@@ -143,6 +145,7 @@ func isMapped(name string) bool { return strings.HasPrefix(name, "dm-") }
 func (d *Device) describe(dir string) {
 	d.Rotational = attribute(dir, "queue/rotational") == "1"
 	d.DAX = attribute(dir, "queue/dax") == "1"
+	d.LogicalBlockSize, _ = strconv.ParseInt(attribute(dir, "queue/logical_block_size"), 10, 64)
 	if isMapped(d.Name) {
 		d.Mapping, d.Virtual = readMapping(dir), true
 		return

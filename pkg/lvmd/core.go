@@ -25,6 +25,8 @@ type core struct {
 	log       *slog.Logger
 	metrics   *Metrics
 	lifecycle
+	// sectorSize returns a device's logical block size in bytes.
+	sectorSize func(path string) (int64, error)
 	// crashPoint is nil except in tests.
 	crashPoint func(point string)
 }

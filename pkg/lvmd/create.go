@@ -26,8 +26,6 @@ type creator struct {
 	format  func(ctx context.Context, device string, o filesystem.FormatOptions) error
 	probe   func(device string) (filesystem.Info, error)
 	setUUID func(device string, t filesystem.Type, uuid string) error
-	// sectorSize returns a disk's logical block size in bytes.
-	sectorSize func(path string) (int64, error)
 
 	formatting, copying *command.Places
 	copyCheckpoint      int64
@@ -172,25 +170,6 @@ func (s *creator) carve(ctx context.Context, v *inventory.Volume) error {
 		segments, unmapped := s.lvm.Mapping(g.Name(), v.ID())
 		return inventory.Created(v, segments, unmapped), nil
 	})
-}
-
-// checkSectors rejects a file system whose blocks are smaller than the sectors of a disk that
-// may hold the volume. It leaves disks with unknown sectors to mkfs. A snapshot is on its
-// source's disks.
-func (s *creator) checkSectors(v *inventory.Volume, from *inventory.Source) error {
-	if from != nil && from.Snapshot {
-		return nil
-	}
-	for _, disk := range inventory.Disks(v) {
-		sector, err := s.sectorSize(disk)
-		if err != nil {
-			continue
-		}
-		if err := v.Ident().CheckSectors(sector); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // undo trusts the scan after the failed command on whether LVM created the volume.

@@ -445,6 +445,27 @@ func TestAPhysicalVolumeThatWasToJoinMakesNoGroupInPlaceOfOneThatIsAway(t *testi
 	waittest.Until(t, "the group is back, with the second disk", func() bool { return d.available() == 62+63 })
 }
 
+func TestDiskWithOtherSectorsDoesNotJoin(t *testing.T) {
+	m := bare(t, anyDisk)
+	for _, d := range []struct {
+		name   string
+		sector int64
+	}{{"vdb", 512}, {"vdc", 4096}, {"vdd", 512}} {
+		m.fake.AddDisk(disk(d.name))
+		m.fake.ChangeDisk(d.name, func(b *blockdev.Device) { b.LogicalBlockSize = d.sector })
+	}
+	for _, state := range []string{"a new group", "a group that exists"} {
+		d := m.start(t, withDevices(nil))
+		if got := d.devices(); !slices.Equal(got, []string{"/dev/vdb", "/dev/vdd"}) || d.refusedFor("/dev/vdc") != "sectors" {
+			t.Errorf("%s: on %q; the other disk is refused for %q", state, got, d.refusedFor("/dev/vdc"))
+		}
+		d.stop()
+	}
+	if n := m.fake.Commands(lvmfake.OpInitDevice); n != 2 {
+		t.Errorf("%d physical volumes were made, want 2", n)
+	}
+}
+
 func TestALoopFileIsAttachedOnceAndGrows(t *testing.T) {
 	m := bare(t, "{name: carve, loopFile: {path: /var/lib/carve/loop.img, size: 256Mi}}")
 	d := m.start(t, withDevices(nil))

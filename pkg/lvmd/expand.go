@@ -104,6 +104,9 @@ func (s *expander) extend(ctx context.Context, e *inventory.Expansion) error {
 		return err
 	}
 	return s.groups.Change(onBehalfOf(ctx, v), s.groups.Of(v), func(ctx context.Context) (inventory.Effect, error) {
+		if err := s.checkGrowth(v); err != nil {
+			return nil, err
+		}
 		on, err := e.PlanGrowth()
 		if err != nil {
 			return nil, err
@@ -171,6 +174,9 @@ func (s *expander) extendZeroed(ctx context.Context, e *inventory.Expansion) err
 // Otherwise it creates the extension from them.
 func (s *expander) allocate(ctx context.Context, g *volumegroup.Group, e *inventory.Expansion) (done bool, err error) {
 	err = s.groups.Change(ctx, g, func(ctx context.Context) (inventory.Effect, error) {
+		if err := s.checkGrowth(e.Volume); err != nil {
+			return nil, err
+		}
 		p, err := s.lvm.Placement(g.Name())
 		if err != nil {
 			return nil, fmt.Errorf("reading which extents are free: %w", err)

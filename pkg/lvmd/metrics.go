@@ -33,7 +33,7 @@ var (
 	descQueue     = desc("queue_depth", "Operations that wait for the volume group's exclusive slot.", "group")
 	descRejected  = desc("queue_refused_total", "Operations rejected because too many waited for the volume group, or because they waited ten minutes.", "group")
 	descAnswers   = desc("lvm_responding", "1 while LVM answers for the volume group, 0 while its commands time out.", "group")
-	descRefused   = desc("device_refused", "1 for each device that is selected for the volume group and not used, by reason: signature, partitioned, in_use, other_group, read_only, too_small, not_dax, waiting (for the disks of a group that was here before), unreadable, gone, on_volume (its contents are a user's), failed.", "group", "device", "reason")
+	descRefused   = desc("device_refused", "1 for each device that is selected for the volume group and not used, by reason: signature, partitioned, in_use, other_group, read_only, too_small, not_dax, sectors (of another size than the group's), waiting (for the disks of a group that was here before), unreadable, gone, on_volume (its contents are a user's), failed.", "group", "device", "reason")
 	descConfig    = desc("config_current", "1 while what the configuration file says is in force.")
 	descCondition = desc("class_condition", "1 for each condition of the device class.", "class", "condition")
 	descVolume    = desc("volume_info", "1 for each volume: its PersistentVolume and claim, or the Pod of an inline one, and the kernel's name of its device, as node_exporter has it.",

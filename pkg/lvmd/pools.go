@@ -155,6 +155,11 @@ func (s *poolKeeper) plan(g *volumegroup.Group, p *inventory.Pool) (growth thinp
 			DataGrowth: now.DataGrowth, MetadataGrowth: now.MetadataGrowth,
 		}.Grow()
 	}
+	if growth.Extents > 0 {
+		if err := s.checkGrowth(p); err != nil {
+			growth.Extents, growth.Stuck = 0, err.Error()
+		}
+	}
 	return growth, p.Plan(growth.Extents, growth.Stuck)
 }
 

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -15,14 +16,43 @@ import (
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
-// The disks' sectors of 4096 bytes do not allow the requested file systems.
-func TestBlocksSmallerThanTheSectorsOfTheDisks(t *testing.T) {
+// The growth would leave a file system that the kernel cannot mount any more.
+func TestGrowthOntoLargerSectors(t *testing.T) {
+	n := newNode(t)
+	large := largeSectors(t)
+	p := n.start()
+	v := p.create(create("pvc-grows", 320<<20, "xfs"))
+	lvmByHand(t, "pvcreate", large)
+	lvmByHand(t, "vgextend", "--config", "devices/allow_mixed_block_sizes=1", n.group, large)
+	grow := func() error {
+		_, err := p.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 400 << 20})
+		return err
+	}
+	waittest.Until(t, "the growth is refused", func() bool {
+		err := grow()
+		return status.Code(err) == codes.ResourceExhausted && strings.Contains(err.Error(), "pvchange --allocatable n "+large)
+	})
+	lvmByHand(t, "pvchange", "--allocatable", "n", large)
+	waittest.Until(t, "it grows on the other disk", func() bool { return grow() == nil })
+	_, unmount := mount(t, v)
+	unmount()
+	p.delete(v.GetId())
+	lvmByHand(t, "vgreduce", n.group, large)
+}
+
+func largeSectors(t *testing.T) (disk string) {
+	t.Helper()
 	file := filepath.Join(t.TempDir(), "disk")
 	must.Succeed(t, os.WriteFile(file, nil, 0o600))
 	must.Succeed(t, os.Truncate(file, 512<<20))
-	disk := strings.TrimSpace(byHand(t, "losetup", "--find", "--show", "--sector-size", "4096", file))
+	disk = strings.TrimSpace(byHand(t, "losetup", "--find", "--show", "--sector-size", "4096", file))
 	t.Cleanup(func() { byHand(t, "losetup", "--detach", disk) })
-	n := newNode(t, disk)
+	return disk
+}
+
+// The disks' sectors of 4096 bytes do not allow the requested file systems.
+func TestBlocksSmallerThanTheSectorsOfTheDisks(t *testing.T) {
+	n := newNode(t, largeSectors(t))
 	p := n.start()
 	all := p.available()
 	for _, c := range []struct {

@@ -155,7 +155,7 @@ func (o *Options) setDefaults() {
 
 func assemble(o *Options, j *journal.Journal) *Service {
 	c := &core{
-		lvm: o.LVM, journal: j, log: o.Log, metrics: o.Metrics, crashPoint: o.crashPoint,
+		lvm: o.LVM, journal: j, log: o.Log, metrics: o.Metrics, sectorSize: o.sectorSize, crashPoint: o.crashPoint,
 		inventory: inventory.NewInventory(spec.NewVolumeID(), inventory.Options{
 			Log: o.Log, CallerGrace: cmp.Or(o.callerGrace, callerGrace),
 			Entered: o.entered, Defect: o.defect,
@@ -167,7 +167,7 @@ func assemble(o *Options, j *journal.Journal) *Service {
 	s := &Service{core: c, leaders: newLeaders(j, o.Log), health: newHealth(), blockEvents: o.BlockEvents, devicesChanged: wakeup.New()}
 	s.failingFor.Store(int64(failingFor))
 	s.creator = &creator{
-		core: c, format: o.Format, probe: o.Probe, setUUID: o.SetUUID, sectorSize: o.sectorSize,
+		core: c, format: o.Format, probe: o.Probe, setUUID: o.SetUUID,
 		formatting: command.NewPlaces(maxFormatting, maxFormatting, maxFormatting), copying: command.NewPlaces(maxCopying, maxCopies, maxSameCopies),
 		copyTimeout: cmp.Or(o.copyTimeout, copyTimeout), copyLook: cmp.Or(o.copyLook, copyLook),
 		copyCheckpoint: cmp.Or(o.copyCheckpoint, copyCheckpoint), keyless: wakeup.New(),

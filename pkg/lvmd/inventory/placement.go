@@ -116,14 +116,16 @@ func (c *classGroup) capacity(growth bool) (largest, available int64) {
 	return l.Largest(counts, reserve), l.Available(counts, reserve)
 }
 
-// Disks returns the paths of the physical volumes of a volume's group.
-func Disks(v *Volume) []string {
-	m := v.group.m
+// Disks returns the paths of the group's physical volumes that may get new extents.
+func (g *Group) Disks() []string {
+	m := g.m
 	m.lock()
 	defer m.unlock()
-	paths := make([]string, len(v.group.info.Devices))
-	for i, d := range v.group.info.Devices {
-		paths[i] = d.Path
+	var paths []string
+	for _, d := range g.info.Devices {
+		if d.Allocatable && !d.Missing {
+			paths = append(paths, d.Path)
+		}
 	}
 	return paths
 }

@@ -65,6 +65,7 @@ func (p *Provisioner) join(ctx context.Context, g *group, scanned *lvm.Group, al
 			w.again = wakeup.Earlier(w.again, e.due)
 		case r != nil:
 			exists, changed = true, true
+			w.sector = max(w.sector, d.LogicalBlockSize)
 		}
 	}
 	return changed, nil
@@ -73,6 +74,12 @@ func (p *Provisioner) join(ctx context.Context, g *group, scanned *lvm.Group, al
 // prepare makes a physical volume that can join the group, unless the device is one. It returns nil
 // for a refused device.
 func (p *Provisioner) prepare(ctx context.Context, g *group, d *blockdev.Device, exists bool, w *work, records map[string]journal.Device) (*journal.Device, error) {
+	if w.sector > 0 && d.LogicalBlockSize > 0 && d.LogicalBlockSize != w.sector {
+		why := refuse("sectors", "its sectors have %d bytes, those of the group's disks %d: name it for a group of its own", d.LogicalBlockSize, w.sector)
+		w.refused[d.Path] = why
+		g.examined[identityOf(d)] = examination{why: why, due: time.Now().Add(p.intervals.Examine)}
+		return nil, nil
+	}
 	finish, overwrite, uuid := p.examine(ctx, g, d, w, records)
 	if w.refused[d.Path] != nil {
 		return nil, nil

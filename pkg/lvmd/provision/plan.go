@@ -25,6 +25,8 @@ type work struct {
 	// disks.
 	kept    string
 	givenUp bool
+	// sector is the logical block size of the group's disks in bytes; zero if unknown.
+	sector int64
 	// made has the UUIDs of the physical volumes on all devices.
 	made map[string]bool
 }
@@ -41,6 +43,9 @@ func (p *Provisioner) plan(g *group, scanned *lvm.Group, all []blockdev.Device, 
 			members[d.UUID] = true
 			if d.Missing {
 				continue
+			}
+			if i := slices.IndexFunc(all, func(b blockdev.Device) bool { return b.Path == d.Path }); i >= 0 {
+				w.sector = max(w.sector, all[i].LogicalBlockSize)
 			}
 			label, err := p.devices.Label(d.Path)
 			// The size that LVM recorded avoids retries: it changes with each pvresize.
