@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -19,6 +20,7 @@ import (
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
 	"github.com/carve-csi/carve/api/names"
+	"github.com/carve-csi/carve/pkg/controller/cluster"
 	"github.com/carve-csi/carve/pkg/controller/provision"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/lvmd/lvmdfake"
@@ -283,6 +285,51 @@ func TestACopyThatTakesLongIsReportedAndWaitedFor(t *testing.T) {
 	waittest.Until(h.t, "source is not protected any more", func() bool { return !h.protected("src") })
 	if n2.Creates() != 2 {
 		t.Errorf("%d volumes were made", n2.Creates())
+	}
+}
+
+func TestLongClearingIsNoFailureWhileItProgresses(t *testing.T) {
+	for name, progresses := range map[string]bool{"it progresses": true, "it is stuck": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHarness(t)
+			n1 := h.node("n1", gib)
+			var calls atomic.Int32
+			n1.SetHooks(lvmdfake.Hooks{AfterCreate: func(_ context.Context, v *lvmdv1.Volume) error {
+				n := calls.Add(1)
+				if n > 5 {
+					n1.SetCopied(v.GetName(), -1)
+					return nil
+				}
+				if !progresses {
+					n = 0
+				}
+				n1.SetCopied(v.GetName(), int64(n)*10*mib)
+				return status.Error(codes.DeadlineExceeded, "still clearing")
+			}})
+			h.class("carve", nil)
+			h.run()
+			h.claim("c", "n1", func(c *v1.PersistentVolumeClaim) {
+				block := v1.PersistentVolumeBlock
+				c.Spec.VolumeMode = &block
+			})
+			if progresses {
+				h.event("Normal Provisioning", "20Mi of 100Mi are cleared on node n1")
+			}
+			waittest.Until(t, "claim is bound", h.bound("c"))
+			for held := false; ; {
+				select {
+				case e := <-h.events.Events:
+					held = held || strings.Contains(e, cluster.ReasonHeldBack)
+					continue
+				default:
+				}
+				if held == progresses {
+					t.Errorf("node held back: %v", held)
+				}
+				return
+			}
+		})
 	}
 }
 

@@ -4,12 +4,14 @@ package lvmd
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc/codes"
 
 	lvmdv1 "github.com/carve-csi/carve/api/lvmd/v1"
+	"github.com/carve-csi/carve/pkg/lvmd/reclaim"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
 
@@ -137,4 +139,38 @@ func TestACallerThatLeavesDoesNotEndTheCreationOfAnother(t *testing.T) {
 	if err := <-second; err != nil {
 		t.Error(err)
 	}
+}
+
+// Clearing may take longer than any caller waits.
+func TestClearingGoesOnWithoutACaller(t *testing.T) {
+	m := newMachine(t)
+	clearing, goOn := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	m.fake.BeforeZero = func(_, _ string, off, _ int64) error {
+		if off == reclaim.WipeChunk {
+			once.Do(func() { close(clearing) })
+			<-goOn
+		}
+		return nil
+	}
+	d := m.start(t, func(_ *daemon, o *Options) { o.callerGrace = time.Millisecond })
+	ctx, cancel := context.WithCancel(t.Context())
+	result := make(chan error, 1)
+	go func() {
+		_, err := d.client.CreateVolume(ctx, request("pvc-1", 32))
+		result <- err
+	}()
+	<-clearing
+	cancel()
+	wantCode(t, <-result, codes.Canceled, "")
+	v, err := d.client.GetVolume(t.Context(), &lvmdv1.GetVolumeRequest{Name: "pvc-1"})
+	if v.GetVolume().GetState() != lvmdv1.VolumeState_VOLUME_STATE_CREATING || v.GetVolume().GetCopiedBytes() != reclaim.WipeChunk {
+		t.Errorf("while it is cleared: %v, error %v", v, err)
+	}
+	time.Sleep(20 * time.Millisecond) // more than the grace
+	close(goOn)
+	waittest.Until(t, "the volume is ready", func() bool {
+		v := d.list()
+		return len(v) == 1 && v[0].GetState() == lvmdv1.VolumeState_VOLUME_STATE_READY && v[0].GetCopiedBytes() == 0
+	})
 }

@@ -30,11 +30,12 @@ func (c *core) clearNew(ctx context.Context, v *inventory.Volume, h blockdev.Han
 	if !all {
 		notZeroed = endsOf(notZeroed, max(headAndTail, v.Ident().HeaderBytes()), size)
 	}
-	return c.zero(ctx, h, notZeroed)
+	return c.zero(ctx, h, notZeroed, v.NoteCleared)
 }
 
-// zero returns once the zeroes are durable.
-func (c *core) zero(ctx context.Context, h blockdev.Handle, stretches zeroed.Set) error {
+// zero returns once the zeroes are durable. It calls progress, which may be nil, with the end of
+// each part.
+func (c *core) zero(ctx context.Context, h blockdev.Handle, stretches zeroed.Set, progress func(to int64)) error {
 	for _, e := range stretches {
 		for off := e.From; off < e.To; off += reclaim.WipeChunk {
 			if err := ctx.Err(); err != nil {
@@ -43,6 +44,9 @@ func (c *core) zero(ctx context.Context, h blockdev.Handle, stretches zeroed.Set
 			n := min(reclaim.WipeChunk, e.To-off)
 			if err := h.Zero(off, n); err != nil {
 				return err
+			}
+			if progress != nil {
+				progress(off + n)
 			}
 		}
 	}

@@ -142,7 +142,7 @@ func (c *copyRun) run(ctx context.Context) error {
 	if !all {
 		notZeroed = endsOf(notZeroed, headAndTail, c.to.Size())
 	}
-	if err := c.zero(ctx, c.to, notZeroed.Minus(zeroed.Span{From: 0, To: c.from.Size()})); err != nil {
+	if err := c.zero(ctx, c.to, notZeroed.Minus(zeroed.Span{From: 0, To: c.from.Size()}), nil); err != nil {
 		return err
 	}
 	return c.to.Sync()

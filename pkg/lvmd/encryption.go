@@ -79,7 +79,7 @@ func (s *creator) encrypt(ctx context.Context, v *inventory.Volume) (lvm.Device,
 			return lvm.Device{}, fmt.Errorf("the new volume's encrypted device: %w", err)
 		}
 		all := zeroed.Set{}.Plus(zeroed.Span{From: 0, To: h.Size()})
-		err = s.zero(ctx, h, endsOf(all, headAndTail, h.Size()))
+		err = s.zero(ctx, h, endsOf(all, headAndTail, h.Size()), nil)
 		if err = errors.Join(err, h.Close()); err != nil {
 			return lvm.Device{}, fmt.Errorf("clearing the ends of the new volume: %w", err)
 		}

@@ -207,7 +207,7 @@ func (s *expander) zeroExtension(ctx context.Context, e *inventory.Expansion) er
 		return fmt.Errorf("the device of the new extents: %w", err)
 	}
 	notZeroed, _ := e.Extension.NotZeroed()
-	err = s.zero(ctx, h, notZeroed)
+	err = s.zero(ctx, h, notZeroed, nil)
 	if err = errors.Join(err, h.Close()); err != nil {
 		return fmt.Errorf("zeroing the new extents: %w", err)
 	}

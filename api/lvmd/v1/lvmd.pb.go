@@ -344,7 +344,7 @@ type Volume struct {
 	// What the volume was made of; unset when it was made empty. The file system
 	// of such a volume has its source's UUID, and may be smaller than the volume.
 	Source *VolumeSource `protobuf:"bytes,17,opt,name=source,proto3" json:"source,omitempty"`
-	// While a volume in state CREATING is copied: how much of it is.
+	// While a volume in state CREATING is copied or cleared: how much of it is.
 	CopiedBytes int64 `protobuf:"varint,18,opt,name=copied_bytes,json=copiedBytes,proto3" json:"copied_bytes,omitempty"`
 	// As it was asked for; device_path is the device that shows plain text.
 	Encryption string `protobuf:"bytes,30,opt,name=encryption,proto3" json:"encryption,omitempty"`

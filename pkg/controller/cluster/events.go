@@ -46,7 +46,7 @@ type EventReason struct {
 
 // EventReasons lists all Events of the controller, in the order of a claim's course.
 var EventReasons = []EventReason{
-	{ReasonProvisioning, v1.EventTypeNormal, "claim", "A node was asked for the volume, and has not answered for 5 s. Or the controller selected the node of a clone's or restore's source.", ""},
+	{ReasonProvisioning, v1.EventTypeNormal, "claim", "A node was asked for the volume, and has not answered for 5 s; or how much of a raw block volume it has cleared, every five minutes. Or the controller selected the node of a clone's or restore's source.", ""},
 	{ReasonCopying, v1.EventTypeNormal, "claim", "How much of the source is copied, once a minute.", ""},
 	{ReasonSucceeded, v1.EventTypeNormal, "claim", "The PersistentVolume exists, for a claim that had another Event of the controller before. What is made quickly and at once has none.", ""},
 	{ReasonFailed, v1.EventTypeWarning, "claim", "The volume was not made. The message names the field or the node, and what is allowed or awaited.",

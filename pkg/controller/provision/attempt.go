@@ -32,8 +32,10 @@ type attempt struct {
 	// wasBound: the claim named its PersistentVolume once, so the reclaim policy decides about
 	// the volume.
 	wasBound bool
-	written  written
-	warning  warning
+	// cleared counts the bytes that a node had cleared at the end of the last call.
+	cleared int64
+	written written
+	warning warning
 }
 
 // inFlight are the nodes that may hold the volume while no PersistentVolume names it.

@@ -21,6 +21,7 @@ import (
 	"github.com/carve-csi/carve/pkg/controller/objects"
 	"github.com/carve-csi/carve/pkg/controller/spec"
 	"github.com/carve-csi/carve/pkg/fleet"
+	"github.com/carve-csi/carve/pkg/quantity"
 )
 
 // createTimeout bounds lvcreate and mkfs behind a burst of creates. It is long because on a
@@ -56,11 +57,15 @@ func (p *Provisioner) create(ctx context.Context, a *attempt, claim *v1.Persiste
 		a.inFlight.end(node)
 	}
 	if err != nil {
+		s := answer{node: node, cause: err}
+		if ctx.Err() == nil && s.isUnknown() && p.goesOn(ctx, a, claim, r, node) {
+			return time.Millisecond, nil // the next call waits for the same creation
+		}
 		// A copy can fail for its source: do not blame the node.
 		if fault, _ := cluster.NodeFault(err); fault && ctx.Err() == nil && r.From == nil && a.failures.blame(node) {
 			p.CountFailure(p.Available, node, r.DeviceClass, began, err)
 		}
-		return p.createFailed(ctx, a, claim, class, r, answer{node: node, cause: err})
+		return p.createFailed(ctx, a, claim, class, r, s)
 	}
 	if err := p.IDs.Accept(node, ask, vol); err != nil {
 		if a.failures.blame(node) {
@@ -119,12 +124,31 @@ func (p *Provisioner) reportSlow(a *attempt, claim *v1.PersistentVolumeClaim, no
 	}
 }
 
+// goesOn reports by an Event that a node still copies or clears the volume, or returns false. A
+// clearing must have progressed since the last call.
+func (p *Provisioner) goesOn(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, r spec.Request, node string) bool {
+	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
+	defer cancel()
+	vol, err := p.Fleet.GetVolumeByName(ctx, node, a.name)
+	if err != nil || vol.GetState() != lvmdv1.VolumeState_VOLUME_STATE_CREATING {
+		return false
+	}
+	done, size := vol.GetCopiedBytes(), quantity.Bytes(vol.GetSizeBytes())
+	switch {
+	case r.From != nil && vol.GetSource() != nil:
+		p.Recorder.Eventf(claim, v1.EventTypeNormal, cluster.ReasonCopying, "%s of %s of %s are copied on node %s", quantity.Bytes(done), size, r.From.What, node)
+		return true
+	case r.From == nil && done != a.cleared:
+		a.cleared = done
+		p.Recorder.Eventf(claim, v1.EventTypeNormal, cluster.ReasonProvisioning, "%s of %s are cleared on node %s, as another volume's data may be there", quantity.Bytes(done), size, node)
+		return true
+	}
+	return false
+}
+
 func (p *Provisioner) createFailed(ctx context.Context, a *attempt, claim *v1.PersistentVolumeClaim, class *storagev1.StorageClass, r spec.Request, s answer) (time.Duration, error) {
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
-	}
-	if r.From != nil && s.isUnknown() && p.sources.copying(ctx, a.name, claim, r) {
-		return time.Millisecond, nil // it goes on, and is waited for again
 	}
 	p.Metrics.claims.WithLabelValues(resultFailed).Inc()
 	p.Log.With("claim", claim.Namespace+"/"+claim.Name, "volume", a.name, "node", s.node).Info("node could not make the volume", "error", s.cause)

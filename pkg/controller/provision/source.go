@@ -149,19 +149,6 @@ func selectNode(ctx context.Context, c *cluster.Cluster, claim *v1.PersistentVol
 	return err == nil, err
 }
 
-// copying reports the progress of a copy by an Event, or returns false if none is under way.
-func (s sources) copying(ctx context.Context, name string, claim *v1.PersistentVolumeClaim, r spec.Request) bool {
-	ctx, cancel := context.WithTimeout(ctx, cluster.APITimeout)
-	defer cancel()
-	vol, err := s.Fleet.GetVolumeByName(ctx, r.From.Node, name)
-	if err != nil || vol.GetState() != lvmdv1.VolumeState_VOLUME_STATE_CREATING || vol.GetSource() == nil {
-		return false
-	}
-	s.Recorder.Eventf(claim, v1.EventTypeNormal, cluster.ReasonCopying, "%s of %s of %s are copied on node %s",
-		quantity.Bytes(vol.GetCopiedBytes()), quantity.Bytes(vol.GetSizeBytes()), r.From.What, r.From.Node)
-	return true
-}
-
 var sourceAdvice = map[string]string{
 	names.ReasonNoSpace:       "; it can be on no other node: free space there",
 	names.ReasonVolumeInUse:   "; stop the Pods that use the source until it is copied (volumes of thin classes can be cloned while they are in use)",

@@ -125,7 +125,8 @@ func (m *Inventory) AdmitCreation(ident spec.Identity, limits iolimit.Limits, pr
 		v.reservedText += int64(len(tag))
 	}
 	op := m.admit(v, from)
-	op.lasting = from != nil && !from.snapshot
+	// Copying and clearing may take hours.
+	op.lasting = from != nil && !from.snapshot || v.pool == nil && m.mustBeZeroed(ident)
 	m.publish(v.group, v)
 	return Admission{Volume: v, Creation: op, New: true, Source: m.source(v)}, nil
 }
@@ -296,6 +297,14 @@ func (v *Volume) NotZeroed() (where zeroed.Set, all bool) {
 	m.lock()
 	defer m.unlock()
 	return v.notZeroed, m.mustBeZeroed(v.rec.Ident)
+}
+
+// NoteCleared sets how much of a new volume is cleared, in bytes.
+func (v *Volume) NoteCleared(bytes int64) {
+	m := v.group.m
+	m.lock()
+	defer m.unlock()
+	v.making.cleared = bytes
 }
 
 type created struct {

@@ -22,6 +22,8 @@ type making struct {
 	whenOff func()
 	// offAt is the time to remove the tags of a volume that is ready.
 	offAt time.Time
+	// cleared counts the bytes of a new volume that need no clearing any more.
+	cleared int64
 }
 
 func (m *making) tags() []string {

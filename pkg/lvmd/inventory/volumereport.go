@@ -34,8 +34,11 @@ func (v *Volume) proto() *lvmdv1.Volume {
 	if !v.rec.Reformatted.IsZero() {
 		p.EmptiedAt = timestamppb.New(v.rec.Reformatted)
 	}
-	if v.source != nil {
+	switch {
+	case v.source != nil:
 		p.CopiedBytes = v.source.copied
+	case v.rec.Phase == spec.Creating:
+		p.CopiedBytes = v.making.cleared
 	}
 	if v.rec.Phase == spec.Ready {
 		p.State = lvmdv1.VolumeState_VOLUME_STATE_READY
