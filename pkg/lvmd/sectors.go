@@ -60,7 +60,7 @@ func (c *core) checkLargerSectors(doing string, data lvm.Device, unknown error, 
 	for _, disk := range g.Disks() {
 		if sector, err := c.sectorSize(disk); err == nil && sector > own {
 			return apierror.NoSpace("%s: its sectors have %d bytes, those of disk %s of volume group %q %d: what is on it could not be used there; "+
-				"keep LVM from that disk (pvchange --allocatable n %s), or remove it from the group (vgreduce)", doing, own, disk, g.Name(), sector, disk)
+				"keep LVM from that disk (pvchange --allocatable n %s)", doing, own, disk, g.Name(), sector, disk)
 		}
 	}
 	return nil
