@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -66,6 +67,45 @@ func (f *faulty) fail() { f.set("error") }
 func (f *faulty) work() { f.set(f.linear()) }
 
 func (f *faulty) linear() string { return fmt.Sprintf("linear %s %d", f.disk, faultyStart) }
+
+// refuse makes eight sectors fail from the given one on.
+func (f *faulty) refuse(from int64) {
+	f.t.Helper()
+	file := filepath.Join(f.t.TempDir(), "table")
+	table := fmt.Sprintf("0 %d linear %s %d\n%d 8 error\n%d %d linear %s %d\n",
+		from, f.disk, faultyStart, from, from+8, f.sectors-from-8, f.disk, faultyStart+from+8)
+	must.Succeed(f.t, os.WriteFile(file, []byte(table), 0o600))
+	for _, args := range [][]string{
+		{"suspend", "--noflush", "--nolockfs", "--noudevsync", f.name}, {"load", f.name, file}, {"resume", f.name},
+	} {
+		byHand(f.t, "dmsetup", args...)
+	}
+}
+
+func TestSectorThatTakesNoWriteKeepsNoSpace(t *testing.T) {
+	disk := newFaulty(t, "/dev/vdc")
+	n := newNode(t, disk.path())
+	p := n.start()
+	all := p.available()
+	v := p.create(create("pvc-1", 200<<20, "ext4"))
+	disk.refuse((1<<20 + 100<<20) / 512)
+	t.Cleanup(disk.work)
+	p.delete(v.GetId())
+	waittest.Until(t, "the class says so", func() bool {
+		for _, c := range p.state().GetClasses()[0].GetConditions() {
+			if c.GetType() == "DeletionWaits" && strings.Contains(c.GetMessage(), v.GetId()) {
+				return true
+			}
+		}
+		return false
+	})
+	waittest.Until(t, "the space is back", func() bool {
+		return p.available() == all && len(p.state().GetClasses()[0].GetConditions()) == 0
+	})
+	if got := strings.Count(p.log.String(), "keep what they hold"); got != 1 {
+		t.Errorf("the log has the skipped part %d times, want once", got)
+	}
+}
 
 func TestAGroupWhoseDiskFailsSaysSoAndOthersServe(t *testing.T) {
 	disk := newFaulty(t, "/dev/vdc")

@@ -8,10 +8,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
@@ -235,4 +238,25 @@ func TestAWipeKeepsToItsRate(t *testing.T) {
 		t.Errorf("it took %v, and takes %v at its rate", took, want)
 	}
 	d.checkClean()
+}
+
+func TestConditionWhileADiskRefusesTheWritesOfAWipe(t *testing.T) {
+	m := newMachine(t)
+	var refuses atomic.Bool
+	m.fake.BeforeZero = func(string, string, int64, int64) error {
+		if refuses.Load() {
+			return unix.EIO
+		}
+		return nil
+	}
+	d := m.start(t)
+	v := d.create(request("a", 4))
+	refuses.Store(true)
+	d.delete(v.GetId())
+	waittest.Until(t, "the class says which volume waits", func() bool {
+		return strings.Contains(d.message("DeletionWaits"), "a disk refuses writes") && strings.Contains(d.message("DeletionWaits"), v.GetId())
+	})
+	d.checkModel()
+	refuses.Store(false)
+	waittest.Until(t, "the space is free", func() bool { return d.available() == testTotal && d.message("DeletionWaits") == "" })
 }

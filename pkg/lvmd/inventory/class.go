@@ -2,6 +2,8 @@ package inventory
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -329,6 +331,10 @@ func (c *classGroup) report(class *lvmdv1.DeviceClass, everywhere bool) *lvmdv1.
 	}
 	if len(g.waiting) > 0 {
 		add(conditions.DeletionWaits, "%d deleted volumes of volume group %q are not removed: %s", len(g.waiting), g.name, examples(g.waiting))
+	}
+	if len(g.refusing) > 0 {
+		add(conditions.DeletionWaits, "%d deleted volumes of volume group %q are not wiped, as a disk refuses writes (dmesg); lvmd tries again, and then skips single sectors: %s",
+			len(g.refusing), g.name, examples(slices.Sorted(maps.Keys(g.refusing))))
 	}
 	if c.pool == nil && g.textFull() || c.pool != nil && !g.hasThinText() {
 		add(conditions.MetadataFull, "the metadata of volume group %q takes %s of at most %s: there is no space for more volumes",

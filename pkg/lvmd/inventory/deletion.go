@@ -185,6 +185,8 @@ type WipeStep struct {
 	Limit *rate.Limiter
 	// HalfMade is true of a volume that was never written to.
 	HalfMade, Thin bool
+	// Failures counts the failed steps in a row.
+	Failures int
 	// MustLocate is true if the volume may lie on disks that another one's step waits for.
 	MustLocate bool
 	forgotten  int
@@ -206,6 +208,8 @@ type WipeResult struct {
 	// then.
 	Failed  bool
 	RetryAt time.Time
+	// Refused is true while a disk refuses the wipe's writes.
+	Refused bool
 	// Suspect is true if the device's size differs from the volume's.
 	Suspect bool
 }
@@ -223,7 +227,8 @@ func (m *model) slowDisks(g *Group) map[string]bool {
 func (m *model) beginStep(v *Volume) WipeStep {
 	s := WipeStep{
 		Volume: v, Size: v.bytes(), How: config.WipeAuto, HalfMade: v.halfMade, Thin: v.pool != nil,
-		forgotten: v.group.forgotten, WipeResult: WipeResult{Handle: v.handle, Record: v.rec},
+		Failures: v.failures, forgotten: v.group.forgotten,
+		WipeResult: WipeResult{Handle: v.handle, Record: v.rec, Refused: v.group.refusing[v.rec.ID]},
 	}
 	v.step, v.handle = true, nil
 	if c := m.class(v.rec.Ident.Class); c != nil { // The default wipes.
@@ -259,6 +264,10 @@ func (s WipeStep) End() (kept, waited bool) {
 	if s.Done || s.Record.Wiped > v.rec.Wiped {
 		v.failures = 0
 	}
+	if v.group.refusing[v.rec.ID] != s.Refused {
+		v.group.setRefusing(v, s.Refused)
+		m.publish(v.group)
+	}
 	v.handle, v.retryAt = s.Handle, s.RetryAt
 	v.rec.Wiped, v.rec.NotZeroed = s.Record.Wiped, s.Record.NotZeroed
 	if s.Failed {
@@ -272,6 +281,12 @@ func (s WipeStep) End() (kept, waited bool) {
 		m.enter(v, Wiped)
 	}
 	return true, waited
+}
+
+func (g *groupHealth) setRefusing(v *Volume, refuses bool) {
+	if delete(g.refusing, v.rec.ID); refuses {
+		g.refusing[v.rec.ID] = true
+	}
 }
 
 // Postpone delays the next attempt on volumes, longer after each failure in a row. It skips

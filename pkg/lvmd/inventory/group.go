@@ -86,6 +86,8 @@ type groupHealth struct {
 	unresponsive time.Time
 	// failing is when a disk last failed a command of ours, or zero since one succeeded.
 	failing time.Time
+	// refusing names the tombstones whose disk refuses the writes of their wipe.
+	refusing map[string]bool
 	// suspect is set after a failed command, until the devices that it may have left inconsistent
 	// are repaired.
 	suspect bool
@@ -127,6 +129,7 @@ func newGroup(m *model, name string) *Group {
 		m:           m,
 		name:        name,
 		groupScan:   groupScan{exists: map[string]bool{}, extensions: map[string]bool{}, info: lvm.Group{ExtentSize: 1}},
+		groupHealth: groupHealth{refusing: map[string]bool{}},
 		freeSpace:   freeSpace{plans: map[*Volume]plan{}},
 		zeroedSpace: zeroedSpace{zeroes: zeroed.Map{}},
 	}

@@ -124,6 +124,7 @@ func (m *model) markDeleted(v *Volume) {
 func (m *model) drop(v *Volume) {
 	m.enter(v, Gone)
 	delete(m.volumes, v.rec.ID)
+	v.group.setRefusing(v, false)
 	m.order = nil
 	m.unname(v)
 }

@@ -30,7 +30,7 @@ const (
 	turnRetry = 250 * time.Millisecond
 )
 
-// Options configure a Reclaimer. All but the last two are required.
+// Options configure a Reclaimer. All but the last three are required.
 type Options struct {
 	LVM       lvm.Groups
 	Journal   *journal.Journal
@@ -45,6 +45,9 @@ type Options struct {
 	// SlowAfter is the time of a step after which wipes on other disks go ahead; zero means a
 	// second.
 	SlowAfter time.Duration
+	// SkipAfter is the number of failures in a row after which a wipe skips what its disk refuses
+	// to write; zero means eight.
+	SkipAfter int
 }
 
 // Reclaimer marks, wipes and removes deleted volumes. Its methods may run concurrently for
@@ -57,6 +60,7 @@ func New(o Options) *Reclaimer {
 		o.Checkpoint = wipeCheckpoint
 	}
 	o.SlowAfter = cmp.Or(o.SlowAfter, slowAfter)
+	o.SkipAfter = cmp.Or(o.SkipAfter, skipAfter)
 	return &Reclaimer{o}
 }
 

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/carve-csi/carve/api/config"
 	"github.com/carve-csi/carve/api/names"
 	"github.com/carve-csi/carve/pkg/blockdev"
@@ -25,6 +27,7 @@ import (
 	"github.com/carve-csi/carve/pkg/lvmd/journal"
 	"github.com/carve-csi/carve/pkg/lvmd/spec"
 	"github.com/carve-csi/carve/pkg/lvmd/volumegroup"
+	"github.com/carve-csi/carve/pkg/lvmd/zeroed"
 	"github.com/carve-csi/carve/pkg/must"
 	"github.com/carve-csi/carve/pkg/waittest"
 )
@@ -161,6 +164,7 @@ type node struct {
 	journal    *journal.Journal
 	checkpoint int64
 	slowAfter  time.Duration
+	skipAfter  int
 	groups     *volumegroup.Groups
 }
 
@@ -211,7 +215,7 @@ func (n *node) start(crash func(m *inventory.Inventory, point string)) (m *inven
 	records := must.Get(n.journal.Volumes())(n.t)
 	m.Recall(records, nil)
 	must.Succeed(n.t, groups.Load(must.Get(groups.Scan(n.t.Context(), listed))(n.t)))
-	r := New(Options{LVM: n.lvm, Journal: n.journal, Inventory: m, Groups: groups, Log: log, Crash: func(point string) { crash(m, point) }, Checkpoint: n.checkpoint, SlowAfter: n.slowAfter})
+	r := New(Options{LVM: n.lvm, Journal: n.journal, Inventory: m, Groups: groups, Log: log, Crash: func(point string) { crash(m, point) }, Checkpoint: n.checkpoint, SlowAfter: n.slowAfter, SkipAfter: n.skipAfter})
 	for name, v := range m.Inspect() {
 		if v.Record.Phase != spec.Deleting {
 			claimed := must.Get(m.ClaimForDeletion(inventory.ToDelete{ID: name}))(n.t)
@@ -455,5 +459,75 @@ func TestWhatFailsIsTriedAgainLaterAndLater(t *testing.T) {
 				t.Errorf("it was tried again after %v and %v, want 250 ms and then twice as long, or later", first, second)
 			}
 		})
+	}
+}
+
+// refusesAt makes the disk refuse writes to a byte of any volume.
+func refusesAt(bad int64) func(string, string, int64, int64) error {
+	return func(_, _ string, off, length int64) error {
+		if off <= bad && bad < off+length {
+			return fmt.Errorf("zero: %w", unix.EIO)
+		}
+		return nil
+	}
+}
+
+func TestWipeSkipsASectorThatTakesNoWrite(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, 1, "")
+	n.skipAfter = 2
+	const bad = 5<<20 + 4096
+	refuses := refusesAt(bad)
+	var mu sync.Mutex
+	wiped := zeroed.Set{}
+	n.lvm.BeforeZero = func(group, volume string, off, length int64) error {
+		err := refuses(group, volume, off, length)
+		if err == nil {
+			mu.Lock()
+			defer mu.Unlock()
+			wiped = wiped.Plus(zeroed.Span{From: off, To: off + length})
+		}
+		return err
+	}
+	m, stop := n.start(func(*inventory.Inventory, string) {})
+	n.reclaimed(m)
+	known, _ := n.groups.Named("carve").Remember()
+	stop()
+	want := zeroed.Set{{From: 0, To: 5 << 20}, {From: 5<<20 + skipUnit, To: size * extent}}
+	if !slices.Equal(wiped, want) {
+		t.Errorf("wiped was %v, want %v", wiped, want)
+	}
+	if len(known.Zeroed) > 0 {
+		t.Errorf("free space is taken for zeroes: %v", known.Zeroed)
+	}
+}
+
+func TestWipeWaitsForADiskThatTakesNoWriteAtAll(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, 1, "")
+	n.skipAfter = 1
+	var tried atomic.Int64
+	var works atomic.Bool
+	n.lvm.BeforeZero = func(_, _ string, off, _ int64) error {
+		if works.Load() {
+			return nil
+		}
+		if off == 0 {
+			tried.Add(1)
+		}
+		return unix.ENODATA
+	}
+	m, stop := n.start(func(*inventory.Inventory, string) {})
+	waittest.Until(t, "the wipe was tried in small parts", func() bool { return tried.Load() > 3 })
+	time.Sleep(100 * time.Millisecond)
+	if left := m.Inspect(); len(left) != 1 {
+		t.Errorf("%d volumes are left, want 1", len(left))
+	}
+	works.Store(true)
+	n.reclaimed(m)
+	known, _ := n.groups.Named("carve").Remember()
+	stop()
+	if len(known.Zeroed) == 0 {
+		t.Error("the free space is not known to be zero")
 	}
 }

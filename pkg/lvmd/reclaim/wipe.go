@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/carve-csi/carve/api/config"
 	"github.com/carve-csi/carve/pkg/blockdev"
 	"github.com/carve-csi/carve/pkg/luks"
@@ -27,6 +29,14 @@ const (
 	unmapChunk = 1 << 30
 	// slowAfter exceeds the time of a chunk on most disks.
 	slowAfter = time.Second
+	// skipAfter failures take about a minute.
+	skipAfter = 8
+	// reportAfter failures are more than a disk's short trouble causes.
+	reportAfter = 2
+	// skipUnit is the smallest part that a wipe skips, in bytes, and maxSkipped bounds those of a
+	// chunk.
+	skipUnit   = 64 << 10
+	maxSkipped = 16
 )
 
 // WipeLoop wipes the group's tombstones chunk by chunk, in the order of inventory.NextToWipe, until
@@ -68,6 +78,9 @@ func (r *Reclaimer) WipeLoop(ctx context.Context, g *volumegroup.Group) {
 func (r *Reclaimer) step(ctx context.Context, g *volumegroup.Group, w inventory.WipeStep) {
 	err := r.wipe(ctx, g, &w)
 	w.Failed = err != nil && ctx.Err() == nil
+	if err != nil || w.RetryAt.IsZero() {
+		w.Refused = refusesWrites(err) && w.Failures >= reportAfter
+	}
 	if r.end(g, &w) && w.Failed {
 		r.Log.Warn("wiping failed and will be tried again", "volume", w.Record.ID, "error", err)
 	}
@@ -213,18 +226,60 @@ func (r *Reclaimer) clear(w *inventory.WipeStep) (n int64, err error) {
 			return 0, nil
 		}
 	}
+	write := w.Handle.Zero
 	switch w.How {
 	case config.WipeNone:
 		w.Record.NotZeroed = true
 		return w.Size - off, nil
 	case config.WipeDiscard:
 		w.Record.NotZeroed = true
-		return n, w.Handle.Discard(off, n)
+		write = w.Handle.Discard
 	case config.WipeZero:
-		return n, w.Handle.Overwrite(off, n)
-	default:
-		return n, w.Handle.Zero(off, n)
+		write = w.Handle.Overwrite
 	}
+	if w.Failures < r.SkipAfter {
+		return n, write(off, n)
+	}
+	return n, r.writeAround(w, write, off, n)
+}
+
+// writeAround writes a chunk except for the parts that its disk refuses. It fails if these are
+// many, or all: the disk may be away for a while.
+func (r *Reclaimer) writeAround(w *inventory.WipeStep, write func(off, length int64) error, from, length int64) error {
+	var skipped []int64
+	written := false
+	var try func(off, n int64) error
+	try = func(off, n int64) error {
+		err := write(off, n)
+		switch {
+		case err == nil:
+			written = true
+			return nil
+		case !refusesWrites(err):
+			return err
+		case n > skipUnit:
+			half := max(skipUnit, n/2/skipUnit*skipUnit)
+			if err := try(off, half); err != nil {
+				return err
+			}
+			return try(off+half, n-half)
+		case len(skipped) == maxSkipped || !written && off+n == from+length:
+			return err
+		}
+		skipped = append(skipped, off)
+		return nil
+	}
+	if err := try(from, length); err != nil || len(skipped) == 0 {
+		return err
+	}
+	w.Record.NotZeroed = true
+	r.Log.Error("parts of a deleted volume keep what they hold, as their disk refuses writes", "volume", w.Record.ID, "offsets", skipped, "length", skipUnit)
+	return nil
+}
+
+// refusesWrites reports whether a disk answered with one of the errors that a bad sector causes.
+func refusesWrites(err error) bool {
+	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ENODATA) || errors.Is(err, unix.EREMOTEIO)
 }
 
 // open opens a tombstone's device if need be, and activates the volume if it has none, as after a

@@ -38,7 +38,7 @@ type Record struct {
 	Tagged bool `json:"tagged,omitempty"`
 	// Wiped counts the bytes, from the beginning, that are durably wiped; for phase deleting.
 	Wiped int64 `json:"wiped,omitempty"`
-	// NotZeroed is true if something was not wiped, because the class says so.
+	// NotZeroed is true if something was not wiped, because the class says so or the disk refuses it.
 	NotZeroed bool `json:"soiled,omitempty"`
 	// Copied counts the bytes, from the beginning, that are durably copied; for phase creating.
 	// Source is the source's write mark at the beginning of the copy.
