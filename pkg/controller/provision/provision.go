@@ -112,7 +112,7 @@ func New(c *cluster.Cluster, o Options) *Provisioner {
 func (p *Provisioner) Run(ctx context.Context) error {
 	stop, err := cluster.Watch(
 		cluster.OnChange(p.Claims, p.claimChanged, p.claimDeleted),
-		cluster.On(p.Claims, cache.TypedResourceEventHandlerFuncs[*v1.PersistentVolumeClaim]{UpdateFunc: p.sourceChanged}),
+		cluster.On(p.Claims, cache.TypedResourceEventHandlerFuncs[*v1.PersistentVolumeClaim]{AddFunc: p.wakeClones, UpdateFunc: p.sourceChanged}),
 		cluster.OnChange(p.Classes, func(*storagev1.StorageClass) { p.allChanged() }, nil),
 		cluster.OnChange(p.AttributesClasses, p.attributesClassChanged, nil),
 		cluster.OnChange(p.Pods, p.podChanged, nil),
@@ -220,7 +220,11 @@ func (p *Provisioner) sourceChanged(before, now *v1.PersistentVolumeClaim) {
 		before.Spec.Resources.Requests.Storage().Equal(*now.Spec.Resources.Requests.Storage()) {
 		return
 	}
-	for _, clone := range p.ClonesOf(now.Namespace + "/" + now.Name) {
+	p.wakeClones(now)
+}
+
+func (p *Provisioner) wakeClones(source *v1.PersistentVolumeClaim) {
+	for _, clone := range p.ClonesOf(source.Namespace + "/" + source.Name) {
 		p.loop.Add(string(clone.UID))
 	}
 }
