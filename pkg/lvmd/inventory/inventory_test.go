@@ -122,7 +122,8 @@ func TestTagsThatAreDueDuringAnOperationAreTakenOffAfterIt(t *testing.T) {
 
 func TestACreationThatIsCancelledBeforeItBeginsIsCancelledThen(t *testing.T) {
 	m, _ := scanned(t, Options{CallerGrace: time.Nanosecond})
-	a := admitted(t, m, 1)
+	ident := spec.Identity{Name: "v", DefaultClass: true, Size: spec.Size{Required: extent}}
+	a := must.Get(m.AdmitCreation(ident, iolimit.Limits{}, false))(t)
 	a.Creation.Leave()
 	waittest.Until(t, "it is cancelled", func() bool { return m.isCancelled(a.Creation) })
 	cancelled := false
