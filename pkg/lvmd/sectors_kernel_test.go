@@ -23,7 +23,7 @@ func TestGrowthOntoLargerSectors(t *testing.T) {
 	p := n.start()
 	v := p.create(create("pvc-grows", 320<<20, "xfs"))
 	lvmByHand(t, "pvcreate", large)
-	lvmByHand(t, "vgextend", "--config", "devices/allow_mixed_block_sizes=1", n.group, large)
+	byHand(t, "lvm", "vgextend", n.group, large, "--config", handConfig+" devices { allow_mixed_block_sizes=1 }")
 	grow := func() error {
 		_, err := p.client.ExpandVolume(t.Context(), &lvmdv1.ExpandVolumeRequest{Id: v.GetId(), RequiredBytes: 400 << 20})
 		return err
