@@ -1,7 +1,6 @@
 package lvmd
 
 import (
-	"github.com/carve-csi/carve/pkg/lvm"
 	"github.com/carve-csi/carve/pkg/lvm/layout"
 	"github.com/carve-csi/carve/pkg/lvmd/apierror"
 	"github.com/carve-csi/carve/pkg/lvmd/inventory"
@@ -15,8 +14,7 @@ func (s *creator) checkSectors(v *inventory.Volume, from *inventory.Source) erro
 	case from != nil && from.Snapshot:
 		return nil
 	case from != nil:
-		source, err := s.groups.Device(from.Volume)
-		return s.checkLargerSectors("copying volume "+from.Volume.ID(), source, err, v.Group())
+		return s.checkLargerSectors("copying volume "+from.Volume.ID(), s.deviceSectors(from.Volume), v.Group())
 	}
 	for _, disk := range v.Group().Disks() {
 		sector, err := s.sectorSize(disk)
@@ -35,30 +33,39 @@ func (s *expander) checkGrowth(v *inventory.Volume) error {
 	if v.IsThin() {
 		return nil
 	}
-	d, err := s.groups.Device(v)
-	return s.checkLargerSectors("expanding volume "+v.ID(), d, err, v.Group())
+	return s.checkLargerSectors("expanding volume "+v.ID(), s.deviceSectors(v), v.Group())
 }
 
 // checkGrowth is checkLargerSectors for a pool's data; the metadata's sectors do not reach its
 // volumes.
 func (s *poolKeeper) checkGrowth(p *inventory.Pool) error {
-	data := lvm.Device{Path: "/dev/mapper/" + layout.DeviceName(p.Group().Name(), p.Name()+"_tdata")}
-	return s.checkLargerSectors("extending thin pool "+p.Name(), data, nil, p.Group())
+	data := "/dev/mapper/" + layout.DeviceName(p.Group().Name(), p.Name()+"_tdata")
+	return s.checkLargerSectors("extending thin pool "+p.Name(), s.sectors(data), p.Group())
 }
 
-// checkLargerSectors rejects putting data from one device onto disks of a group with larger
-// sectors: the kernel could not mount a file system made for smaller ones. It skips devices with
-// unknown sectors.
-func (c *core) checkLargerSectors(doing string, data lvm.Device, unknown error, g *inventory.Group) error {
-	if unknown != nil {
-		return nil
+// sectors returns a device's sector size in bytes, or zero if it is unknown.
+func (c *core) sectors(path string) int64 {
+	if size, err := c.sectorSize(path); err == nil {
+		return size
 	}
-	own, err := c.sectorSize(data.Path)
-	if err != nil {
+	return 0
+}
+
+func (c *core) deviceSectors(v *inventory.Volume) int64 {
+	if d, err := c.groups.Device(v); err == nil {
+		return c.sectors(d.Path)
+	}
+	return 0
+}
+
+// checkLargerSectors rejects putting data from sectors of own bytes onto disks of a group with larger
+// ones: the kernel could not mount a file system made for smaller ones. It accepts unknown sizes.
+func (c *core) checkLargerSectors(doing string, own int64, g *inventory.Group) error {
+	if own == 0 {
 		return nil
 	}
 	for _, disk := range g.Disks() {
-		if sector, err := c.sectorSize(disk); err == nil && sector > own {
+		if sector := c.sectors(disk); sector > own {
 			return apierror.NoSpace("%s: its sectors have %d bytes, those of disk %s of volume group %q %d: what is on it could not be used there; "+
 				"keep LVM from that disk (pvchange --allocatable n %s)", doing, own, disk, g.Name(), sector, disk)
 		}

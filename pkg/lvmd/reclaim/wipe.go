@@ -236,6 +236,7 @@ func (r *Reclaimer) clear(w *inventory.WipeStep) (n int64, err error) {
 		write = w.Handle.Discard
 	case config.WipeZero:
 		write = w.Handle.Overwrite
+	case config.WipeAuto:
 	}
 	if w.Failures < r.SkipAfter {
 		return n, write(off, n)
