@@ -8,7 +8,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// groupName also matches "." and "..", which are no names.
+// groupName also matches "." and "..", which are not names.
 var groupName = regexp.MustCompile(`^[A-Za-z0-9+_.][A-Za-z0-9+_.-]{0,126}$`)
 
 const groupNameRule = "must be a volume group's name: 1 to 127 of letters, digits and '+_.-', not beginning with '-'"
