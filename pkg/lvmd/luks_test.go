@@ -6,6 +6,7 @@ import (
 	"context"
 	"os"
 	"slices"
+	"sync/atomic"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -194,27 +195,22 @@ func (m *machine) tagged(t *testing.T, id string) bool {
 
 func TestAtTheStartHeadersAreNotedThatNothingHasNoted(t *testing.T) {
 	for name, test := range map[string]struct {
-		before func(m *machine, d *daemon, id string)
+		before func(m *machine, d *daemon, id string, full *atomic.Bool)
 		state  luks.State
 		err    error
 		want   bool
 	}{
 		"by an older node plugin": {nil, luks.Made, nil, true},
-		"but in the journal, by an older lvmd": {func(m *machine, d *daemon, id string) {
+		"but in the journal, by an older lvmd": {func(m *machine, d *daemon, id string, _ *atomic.Bool) {
 			must.Get(d.client.NoteEncrypted(d.t.Context(), &lvmdv1.NoteEncryptedRequest{Id: id}))(d.t)
 			must.Succeed(d.t, m.fake.Untag(d.t.Context(), testGroup, []string{id}, spec.TagEncrypted))
 		}, luks.Blank, nil, true},
-		"but in the journal, as the group took no tag": {func(m *machine, d *daemon, id string) {
-			m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
-				if op == lvmfake.OpTag {
-					return lvm.ErrNoSpace
-				}
-				return nil
-			}
+		"but in the journal, as the group took no tag": {func(_ *machine, d *daemon, id string, full *atomic.Bool) {
+			full.Store(true)
 			must.Get(d.client.NoteEncrypted(d.t.Context(), &lvmdv1.NoteEncryptedRequest{Id: id}))(d.t)
-			m.fake.Before = nil
+			full.Store(false)
 		}, luks.Blank, nil, true},
-		"of a volume without a journal": {func(m *machine, d *daemon, _ string) { d.stop(); m.loseJournal(d.t) }, luks.Made, nil, true},
+		"of a volume without a journal": {func(m *machine, d *daemon, _ string, _ *atomic.Bool) { d.stop(); m.loseJournal(d.t) }, luks.Made, nil, true},
 		"as there is none":              {nil, luks.Blank, nil, false},
 		"as it is not complete":         {nil, luks.Making, nil, false},
 		"as it is another volume's":     {nil, luks.Blank, luks.ErrForeign, false},
@@ -222,10 +218,17 @@ func TestAtTheStartHeadersAreNotedThatNothingHasNoted(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t)
+			var full atomic.Bool
+			m.fake.Before = func(_ context.Context, op lvmfake.Op, _ string) error {
+				if op == lvmfake.OpTag && full.Load() {
+					return lvm.ErrNoSpace
+				}
+				return nil
+			}
 			d := m.start(t)
 			v := d.create(kept(request("pvc-1", 4)))
 			if test.before != nil {
-				test.before(m, d, v.GetId())
+				test.before(m, d, v.GetId(), &full)
 			}
 			if !d.ended() {
 				d.stop()
